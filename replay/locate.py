@@ -124,11 +124,7 @@ def newest_model(run: Path) -> Path | None:
     return run / MODEL if (run / MODEL).exists() else newest and newest.parent / MODEL
 
 
-def start_folder(run: Path) -> Path:
-    return run / START
-
-
 def tokenizer(folder: Path | None) -> TokenCodec | None:
     """The tokenizer of the run in `folder`; None: tokens are shown as ids."""
-    path = None if folder is None else start_folder(folder) / "tokenizer.json"
+    path = None if folder is None else folder / START / "tokenizer.json"
     return None if path is None or not path.is_file() else TokenCodec(path.read_text(encoding="utf-8"))

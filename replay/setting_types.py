@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -24,6 +24,11 @@ class Section(BaseModel):
     def values_of(self, kind: type[Section]) -> dict[str, Any]:
         """The values of the keys of `kind`, which this section extends."""
         return {name: getattr(self, name) for name in kind.model_fields}
+
+
+def alone(key: str) -> BeforeValidator:
+    """A text is short for a section with that key and all defaults."""
+    return BeforeValidator(lambda given: {key: given} if isinstance(given, str) else given)
 
 
 def rule_in_words(schema: Mapping[str, Any]) -> str:

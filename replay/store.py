@@ -289,10 +289,7 @@ class ReplayStore:
 
     def prune(self, run: str | None = None, *, rows: sa.ColumnElement[bool], dry_run: bool) -> Evicted:
         """Evict for good the rows that a person chose from `run`, or from every run; `dry_run` only counts them."""
-
-        def work(connection: sa.Connection) -> Evicted:
-            return retention.prune(connection, run, rows, dry_run=dry_run)
-
+        work = partial(retention.prune, run=run, rows=rows, dry_run=dry_run)
         return self._database.read(work) if dry_run else self._database.write(work)
 
     def compact(self) -> tuple[int, int]:
@@ -318,9 +315,8 @@ class ReplayStore:
         `held_out` names a run whose held-out episodes and open sessions go too; "*" means every run.
         """
         chosen = sa.false() if rows is None else rows
-        if dry_run:
-            return self._database.read(lambda connection: tombstones.forget(connection, chosen, held_out, dry_run=True))
-        return self._database.erase(lambda connection: tombstones.forget(connection, chosen, held_out))
+        work = partial(tombstones.forget, rows=chosen, of_run=held_out, dry_run=dry_run)
+        return self._database.read(work) if dry_run else self._database.erase(work)
 
     def verify(self, wanted: sa.ColumnElement[bool] | None = None) -> Verification:
         """Read and check every row, or the `wanted` rows: see `replay.storage.verify`."""

@@ -21,9 +21,8 @@ from agentloop.runs.run_folder import LOGS
 MARK = "AGENTLOOP_LAUNCHED"
 """An environment variable that marks a member's processes. All its children inherit it, also in other sessions."""
 MOST_ENDS = 5
-"""The launch gives up after so many ends within `WINDOW_S`, or so many refusals in a row."""
-WINDOW_S = 60.0
-_LONGEST_WAIT_S = 30.0
+"""The launch gives up after so many ends in a row, each a refusal or after a run of less than `LONG_RUN_S`."""
+LONG_RUN_S = 60.0
 _REFUSED = 2
 """The exit code of an error that the user can mend."""
 _LOOK_AGAIN_S, _TO_END_S = 0.05, 10.0
@@ -107,7 +106,7 @@ class SupervisedRole:
             if code:
                 self.failure = f"{name} must not fail, got {words}: {last or _SILENT}"
             self._say(f"has ended{f' with {words}' if code else ''}")
-        elif (wait_s := self._restarts.next_wait_s(code, now=now, ran_s=now - self._started_at)) is None:
+        elif (wait_s := self._restarts.next_wait_s(code, ran_s=now - self._started_at)) is None:
             self.exit_code = code
             found = f"{MOST_ENDS} ends one after the other, the last one with {words}"
             self.failure = f"{name} must stay up, got {found}: {last or _SILENT}"
@@ -137,20 +136,16 @@ class SupervisedRole:
 
 
 class Restarts:
-    """The ends of one member, and the pauses before it is restarted."""
+    """The ends of one member in a row, and the pauses before it is restarted."""
 
     def __init__(self) -> None:
-        self._ends: deque[float] = deque(maxlen=MOST_ENDS)
-        self._refusals, self._wait_s = 0, 0.5
+        self._ends = 0
 
-    def next_wait_s(self, code: int, *, now: float, ran_s: float) -> float | None:
-        """Note an end; return the pause before the next start: 1, 2, 4, ..., 1 after a minute's run; None: none."""
-        self._ends.append(now)
-        self._refusals = self._refusals + 1 if code == _REFUSED else 0
-        if self._refusals == MOST_ENDS or (len(self._ends) == MOST_ENDS and now - self._ends[0] <= WINDOW_S):
-            return None
-        self._wait_s = 1.0 if ran_s > WINDOW_S else min(2 * self._wait_s, _LONGEST_WAIT_S)
-        return self._wait_s
+    def next_wait_s(self, code: int, *, ran_s: float) -> float | None:
+        """Note an end; return the pause before the next start: 1, 2, 4, 8, and 1 again after a long run; None: none."""
+        worked = ran_s > LONG_RUN_S and code != _REFUSED
+        self._ends = 1 if worked else self._ends + 1
+        return None if self._ends == MOST_ENDS else 2.0 ** (self._ends - 1)
 
 
 def was_killed(code: int) -> bool:

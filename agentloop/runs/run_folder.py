@@ -21,7 +21,7 @@ from agentloop.errors import UserError, explaining_disk
 from agentloop.user_code import is_given, shown_name
 from context.authors import AuthorTable
 from context.wording import excerpt
-from replay.locate import BEST, DATABASE, LOCK, MODEL, start_folder
+from replay.locate import BEST, DATABASE, LOCK, MODEL, START
 from replay.records import RunRecord
 from replay.storage.databases import Location
 
@@ -70,7 +70,7 @@ class RunFolder:
     @property
     def start(self) -> Path:
         """The folder of the run's tokenizer, and of the built-in model's first weights."""
-        return start_folder(self.path)
+        return self.path / START
 
     def stored_config(self) -> dict[str, Any]:
         """The stored configuration. Paths in this folder are relative to it."""

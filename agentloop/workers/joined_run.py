@@ -92,15 +92,9 @@ def join_run(path: Path, *, wait_s: float, note: Callable[[str], None]) -> Joine
         scorer = open_scorer(config.model_copy(update={"reward": section}), environments)
         if any(part.tasks.too_long == "skip" for part in config.parts):
             source = RowCheck(config, environments, files, scorer, note=note).fitting(source)
-        return JoinedRun(
-            config,
-            folder.run_id,
-            store,
-            make_actors(config, environments, files, engine, vocab_size=vocab_size),
-            engine,
-            scorer,
-            IssuedTasks(source, environments, config, store),
-        )
+        actors = make_actors(config, environments, files, engine, vocab_size=vocab_size)
+        tasks = IssuedTasks(source, environments, config, store)
+        return JoinedRun(config, folder.run_id, store, actors, engine, scorer, tasks)
     except BaseException:
         store.close()
         raise

@@ -93,18 +93,12 @@ def _file_of_rows(place: str) -> Path | None:
 def _import(store: ReplayStore, name: str, file: Path, teach: Teach, progress: Progress) -> ImportReport:
     """Import a file of exported rows or of conversations. Exported rows name their format.
 
-    Either every conversation of a file has a reward, or none has. Conversations without rewards are demonstrations:
-    each is a success with advantage 1.
+    Either every conversation of a file has a reward, or none has: the import refuses the others. Conversations without
+    rewards are demonstrations: each is a success with advantage 1.
     """
     if is_parquet(file) or "format" in next(_rows(file), {}):
         return import_file(store, file, name=name, progress=progress)
-    named = {row.get("reward") is not None for row in _rows(file)}
-    if len(named) > 1:
-        raise ExchangeError(
-            f"replay.attach.{name} must name a reward in every line or in none, got some without one in {file}. "
-            "Give every line a reward, or divide the file."
-        )
-    own = None if True in named else 1.0
+    own = None if any(row.get("reward") is not None for row in _rows(file)) else 1.0
     return import_chat(store, file, teach(reward=own, advantage=own), name=name, progress=progress)
 
 

@@ -24,16 +24,14 @@ _WITHOUT_TOKENS = ("function_call", "refusal", "audio")
 """Fields with a meaning that the chat template can't write."""
 
 
-class _Open(Part):
-    """A part that may hold more fields than are read."""
-
-    model_config = ConfigDict(extra="allow")
-
-
 _Given = dict[str, JsonValue]
 
 
-class ChatRow(_Open):
+class ChatRow(Part):
+    """A line, which may hold more fields than are read."""
+
+    model_config = ConfigDict(extra="allow")
+
     messages: Annotated[list[_Given], Field(fail_fast=True)]
     tools: Annotated[list[_Given], Field(fail_fast=True)] | None = None
     reward: Annotated[float, Field(ge=-1e300, le=1e300)] | None = None

@@ -95,7 +95,8 @@ class Mixer:
         configured = self.rule.fraction_at(iteration)
         self.started = self.started or self._starts(iteration, available)
         share = Fraction(configured) if self.started else Fraction(0)
-        plan = replace(compose(self.rule, share, available, tasks, self._remainders), fraction=configured)
+        composition = _Composition(self.rule, share, Stock(available), tasks, self._remainders)
+        plan = replace(composition.compose(), fraction=configured)
         self.starved_iterations += plan.shortfall > 0
         if plan.shortfall and self.rule.shortfall == "error":
             raise ReplayStarved(plan.replay, plan.planned_replay, iteration)
@@ -169,36 +170,33 @@ class Stock:
         return given
 
 
-def compose(
-    rule: MixRule, share: Fraction, available: Availability, tasks: Sequence[str], remainders: Remainders
-) -> BatchPlan:
-    """Plan a batch of which `share` is replayed, rounded with the remainders of earlier batches."""
-    composition = _Composition(rule, share, Stock(available), tasks, remainders)
-    by_unit: Mapping[Unit, Callable[[], BatchPlan]] = {
-        "any": composition.replay_single_rows,
-        "group": composition.replay_whole_groups,
-        "trajectory": composition.replay_some_of_every_group,
-        "task": composition.replay_some_groups,
-    }
-    return by_unit[rule.unit]()
-
-
 @dataclass(frozen=True)
 class _Composition:
+    """A batch of which `share` is replayed, rounded with the remainders of earlier batches."""
+
     rule: MixRule
     share: Fraction
     stock: Stock
     tasks: Sequence[str]
     remainders: Remainders
 
-    def replay_single_rows(self) -> BatchPlan:
+    def compose(self) -> BatchPlan:
+        by_unit: Mapping[Unit, Callable[[], BatchPlan]] = {
+            "any": self._replay_single_rows,
+            "group": self._replay_whole_groups,
+            "trajectory": self._replay_some_of_every_group,
+            "task": self._replay_some_groups,
+        }
+        return by_unit[self.rule.unit]()
+
+    def _replay_single_rows(self) -> BatchPlan:
         ruled = self._ruled(self.rule.trajectories, self.share)
         sources = self._by_source(ruled)
         picks = _picks(Pick(self.stock.take_rows(count, source), source) for source, count in sources.items())
         sizes = group_sizes(self._fresh_part(self.rule.trajectories, ruled, picks), self.rule.group_size)
         return self._plan(sources, picks, list(enumerate(sizes)), num_tasks=len(sizes))
 
-    def replay_whole_groups(self) -> BatchPlan:
+    def _replay_whole_groups(self) -> BatchPlan:
         size = self.rule.group_size
         ruled = self._ruled(self.rule.num_groups, self.share)
         sources = self._by_source(ruled)
@@ -209,7 +207,7 @@ class _Composition:
         starved = ruled - sum(given.values())
         return self._plan(planned, picks, list(enumerate(sizes)), num_tasks=len(sizes), starved_groups=starved)
 
-    def replay_some_of_every_group(self) -> BatchPlan:
+    def _replay_some_of_every_group(self) -> BatchPlan:
         """Give all groups equally many replayed members. Odd members go to groups whose task has them stored."""
         least, extra = divmod(self._ruled(self.rule.trajectories, self.share), len(self.tasks))
         scarce = Counter[str]()
@@ -220,7 +218,7 @@ class _Composition:
         more = {slot for _, slot in sorted(rich)[:extra]}
         return self._same_task([least + (slot in more) for slot in range(len(self.tasks))])
 
-    def replay_some_groups(self) -> BatchPlan:
+    def _replay_some_groups(self) -> BatchPlan:
         """Give some groups `task_members` replayed members, and the others none. Groups with stored rows come first."""
         mixed_members = self.rule.task_members or self.rule.group_size
         mixed_share = min(Fraction(1), self.share * self.rule.group_size / mixed_members)

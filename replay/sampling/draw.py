@@ -129,7 +129,6 @@ class Candidates:
 
 
 def _quarantine(connection: sa.Connection, corrupt: Mapping[str, str]) -> None:
-    if corrupt:
-        quarantine(connection, corrupt)
+    quarantine(connection, corrupt)
     for id, reason in corrupt.items():
         _log.warning("trajectory %s quarantined: %s", id, reason)

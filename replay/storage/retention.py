@@ -129,9 +129,7 @@ def restore(connection: sa.Connection, run: str, iteration: int) -> None:
         set_state(connection, [id for id, was in back if was == state], *given)
 
 
-def prune(
-    connection: sa.Connection, run: str | None, rows: sa.ColumnElement[bool], *, dry_run: bool = False
-) -> Evicted:
+def prune(connection: sa.Connection, run: str | None, rows: sa.ColumnElement[bool], *, dry_run: bool) -> Evicted:
     """Do both steps of an eviction at once, for the rows of `run`, or of every run, that meet `rows`. No resume
     restores them. Reserved rows, and rows that will still be fresh, are never among them."""
     mine = sa.true() if run is None else _rows.run == run

@@ -41,9 +41,7 @@ class Forgotten:
     """Rows that stay although they have the same tokens, or are parents of removed rows."""
 
 
-def forget(
-    connection: sa.Connection, rows: sa.ColumnElement[bool], of_run: str | None = None, *, dry_run: bool = False
-) -> Forgotten:
+def forget(connection: sa.Connection, rows: sa.ColumnElement[bool], of_run: str | None, *, dry_run: bool) -> Forgotten:
     """Remove the content of rows, of rows made from them, and of tasks that no other row has. `of_run` names a run, or
     ALL_RUNS: its evaluation episodes and its open sessions are removed too."""
     asked = connection.scalars(sa.select(_rows.id).where(rows)).all()

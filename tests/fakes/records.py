@@ -34,6 +34,8 @@ from replay.records import (
     TrajectoryRecord,
 )
 from replay.sampling.samplers import Sampler, make_sampler
+from replay.storage.collecting.ticket_records import TicketCounts
+from replay.storage.collecting.tickets import count_tickets
 from replay.storage.databases import Location
 from replay.storage.write import AppendReport, Redactor
 from tests.fakes.random_agents import planned_session, random_session
@@ -274,3 +276,8 @@ def add_draw(
         "values (?, ?, ?, ?, ?, ?, ?, ?)"
     )
     sql(store, statement, run, iteration, slot, id, names["stream"], names["state"], mean, largest)
+
+
+def ticket_counts(store: ReplayStore, run: str = RUN) -> TicketCounts:
+    with store.reading() as connection:
+        return count_tickets(connection, run)

@@ -20,6 +20,7 @@ from replay.errors import ReplayError
 from replay.storage.collecting.ticket_records import TicketCounts
 from replay.store import ReplayStore
 from tests.fakes.processes import Program, processes, stat
+from tests.fakes.records import ticket_counts
 from tests.fakes.runs import ROOT, buffer_of, layered, run_identity, small_config
 
 ENGINE = ROOT / "tests" / "fakes" / "engine_program.py"
@@ -137,7 +138,7 @@ class Roles:
             return None
         try:
             with closing(ReplayStore.open(buffer_of(self.run), read_only=True)) as store:
-                found = store.tickets.counts(str(run_identity(self.run).id))
+                found = ticket_counts(store, str(run_identity(self.run).id))
         except ReplayError:
             return None
         assert found.done == found.rows, found

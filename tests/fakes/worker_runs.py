@@ -34,7 +34,7 @@ from replay.storage.databases import Location
 from replay.store import ReplayStore
 from tests.fakes.engine_server import EngineServer
 from tests.fakes.processes import Program, stat, until
-from tests.fakes.records import policy, tokens, trajectory
+from tests.fakes.records import policy, ticket_counts, tokens, trajectory
 from tests.fakes.runs import SilentDisplay, layered, small_config
 
 
@@ -86,7 +86,7 @@ class IssuedRun:
 
     @property
     def counts(self) -> TicketCounts:
-        return self.store.tickets.counts(self.id)
+        return ticket_counts(self.store, self.id)
 
     def until(self, condition: Callable[[TicketCounts], bool], *workers: WorkerProgram) -> TicketCounts:
         """The counts, once they are so."""
@@ -161,7 +161,7 @@ class MadeRun:
 
     @property
     def counts(self) -> TicketCounts:
-        return self._store.tickets.counts(self._id)
+        return ticket_counts(self._store, self._id)
 
     def iterate(self) -> None:
         """One iteration of which all is real but the update. Workers end a batch in time, or one that is waited for."""

@@ -39,7 +39,7 @@ def test_an_engine_that_died_or_hangs_ends_and_serves_nothing_until_the_next_one
         (run / "policies").mkdir()
         (tmp_path / "new").rename(run / "policies" / "000001")
         process.says("serves policy 000001", timeout_s=START_S)
-        assert prove(control, policy).difference < 1e-4
+        assert prove(control, policy).weights.difference < 1e-4
         # Its server goes on answering: a worker that is stopped is noticed by what it was asked in vain.
         signal_worker(port, signal.SIGSTOP)
         assert process.wait() == 1 and "vllm serve must go on serving, got no answer for 15 s" in process.output

@@ -95,7 +95,7 @@ def test_fifty_adapters_are_each_sampled_by_name_while_the_next_is_published(eng
             folder = tmp_path / f"{version:06d}"
             published(folder, learner, run="fifty", version=version)
             under_way = pool.submit(replies, engine.control, names[-1], prompts, length=200) if names else None
-            assert publish(engine.control, folder).difference < 1e-4
+            assert publish(engine.control, folder).weights.difference < 1e-4
             if under_way is not None:
                 for prompt, choice in zip(prompts, under_way.result(), strict=True):
                     gaps = gaps_of(before, prompt, choice)
@@ -120,7 +120,7 @@ def test_tokens_are_of_their_spans_version_over_100_publishes(engine_for_whole_w
             step(learner, seed=version)
             policy = published(tmp_path / f"{version:06d}", learner, run="hundred", version=version)
             by_label[policy.label] = replace(learner, model=copy.deepcopy(learner.model))
-            assert publish(engine.control, tmp_path / f"{version:06d}").difference < 1e-4
+            assert publish(engine.control, tmp_path / f"{version:06d}").weights.difference < 1e-4
             if under_way is not None and under_way.done():
                 collected += zip(prompts, under_way.result(), strict=True)
                 under_way = None

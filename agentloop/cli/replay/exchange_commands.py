@@ -21,7 +21,7 @@ from agentloop.errors import UserError
 from replay import questions
 from replay.exchange import ExportReport, ImportReport, export_file, import_file
 from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
-from replay.locate import run_identity, start_folder
+from replay.locate import START, run_identity
 from replay.next_batch import empty_sources
 from replay.open_buffer import OpenBuffer
 from replay.questions import chosen
@@ -105,7 +105,7 @@ def import_(
     with opened(run, read_only=False, create=is_new) as buffer, _progress_line() as show:
         learner = buffer.own_run
         if are_conversations:
-            model = None if buffer.folder is None else start_folder(buffer.folder)
+            model = None if buffer.folder is None else buffer.folder / START
             teaching = teaching_of(buffer.store, learner, model, group_advantages, reward=reward, advantage=advantage)
             learner = teaching.run.id
             report = import_chat(buffer.store, file, teaching, name=source or SOURCE, skip_bad=skip_bad, progress=show)

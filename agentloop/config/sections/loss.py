@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, Union
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, create_model, model_validator
+from pydantic import Discriminator, Field, Tag, create_model, model_validator
 
 from agentloop.algorithms.catalog import OBJECTIVES
 from agentloop.algorithms.declarations import Objective
-from replay.setting_types import NonNegative, PositiveFloat, Section
+from replay.setting_types import NonNegative, PositiveFloat, Section, alone
 
 
 class ObjectiveSection(Section):
@@ -44,11 +44,6 @@ _FRESH = {name: _section_of(each, "fresh", {}) for name, each in OBJECTIVES.item
 _REPLAY = {name: _section_of(each, "replay", each.replay_defaults) for name, each in OBJECTIVES.items()}
 
 
-def _alone(key: str) -> BeforeValidator:
-    """A text is short for a section with that key and all defaults."""
-    return BeforeValidator(lambda given: {key: given} if isinstance(given, str) else given)
-
-
 def _whose(given: Any) -> str:
     name = given.get("name") if isinstance(given, dict) else getattr(given, "name", None)
     return "own" if ".py:" in str(name) else "built_in"
@@ -60,7 +55,7 @@ def _by_name(sections: Iterable[type[Section]]) -> Any:
 
 def _built_in_or_own(sections: Iterable[type[Section]]) -> Any:
     built_in, own = Annotated[_by_name(sections), Tag("built_in")], Annotated[OwnObjective, Tag("own")]
-    return Annotated[built_in | own, Discriminator(_whose), _alone("name")]
+    return Annotated[built_in | own, Discriminator(_whose), alone("name")]
 
 
 class PlainMissing(ObjectiveSection):
@@ -76,7 +71,7 @@ if TYPE_CHECKING:
 else:
     FreshObjective, ReplayObjective = _built_in_or_own(_FRESH.values()), _built_in_or_own(_REPLAY.values())
     _REPLACING = [_FRESH[name] for name, objective in OBJECTIVES.items() if objective.replaces_missing]
-    MissingLogProbs = Annotated[_by_name([PlainMissing, *_REPLACING]), _alone("name")]
+    MissingLogProbs = Annotated[_by_name([PlainMissing, *_REPLACING]), alone("name")]
 
 
 class NoCorrection(Section):
@@ -106,7 +101,7 @@ class RatioBounds(_OfUnits):
         return self
 
 
-Correction = Annotated[NoCorrection | Truncation | RatioBounds, Field(discriminator="kind"), _alone("kind")]
+Correction = Annotated[NoCorrection | Truncation | RatioBounds, Field(discriminator="kind"), alone("kind")]
 _OBJECTIVE = (
     "Loss of a token: a name with its options, a name alone with their defaults, or {name: path/to/file.py:function, "
     "options: {...}} for one of your own; formulas in docs/algorithms.md."

@@ -1,10 +1,10 @@
 """The section `reward`: who gives rewards, and how much each counts."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from replay.setting_types import Positive, PositiveFloat, Section
+from replay.setting_types import Positive, PositiveFloat, Section, alone
 
 Weight = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -15,11 +15,6 @@ class RewardFunctionSection(Section):
     function: str = Field(description="`path/to/file.py:function`, def or async def, that takes an ended episode.")
     weight: Weight = Field(1.0, description="Factor of its numbers; negative for a cost.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _name_alone(cls, given: Any) -> Any:
-        return {"function": given} if isinstance(given, str) else given
-
     @property
     def name(self) -> str:
         """The function's name in metrics."""
@@ -28,7 +23,7 @@ class RewardFunctionSection(Section):
 
 class RewardSection(Section):
     environment: Weight = Field(1.0, description="Weight of the environment's own score.")
-    functions: tuple[RewardFunctionSection, ...] = Field(
+    functions: tuple[Annotated[RewardFunctionSection, alone("function")], ...] = Field(
         (),
         description="Reward functions of yours, added by weight; e.g. {function: rewards.py:brief, weight: 0.1}, "
         "or rewards.py:right for weight 1. In the environment `rows` the first one decides what a success is.",

@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from agentloop.algorithms.catalog import OBJECTIVES
-from agentloop.config.sections.loss import StreamLossSection
 from replay.setting_types import NonNegative, Positive, PositiveFloat, Section
 
 if TYPE_CHECKING:
@@ -127,15 +126,10 @@ class CollectionSection(Section):
 
 
 def check_collection(config: RunConfig) -> None:
-    """Raises ValueError where the loss does not fit rows that workers collect ahead."""
-    staleness = config.collection.max_staleness
-    if staleness > 0:
-        _check_off_policy(config.loss.fresh, staleness)
-
-
-def _check_off_policy(fresh: StreamLossSection, staleness: int) -> None:
-    """Raises ValueError where the loss has no answer to fresh rows that an earlier policy sampled."""
-    if fresh.correction.kind != "none":
+    """Raises ValueError where the loss does not fit rows that workers collect ahead, for an earlier policy sampled
+    these."""
+    fresh, staleness = config.loss.fresh, config.collection.max_staleness
+    if staleness == 0 or fresh.correction.kind != "none":
         return
     advice = "Set it, or loss.fresh.correction.kind: truncate."
     objective = OBJECTIVES.get(fresh.objective.name)

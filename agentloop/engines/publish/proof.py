@@ -41,11 +41,6 @@ class Proof:
     prove_s: float = 0.0
 
     @property
-    def difference(self) -> float:
-        """The root mean square difference between engine and learner, in nats."""
-        return self.weights.difference
-
-    @property
     def holds(self) -> bool:
         return not (self.weights.differs or self.weights.is_behind or self.sampling.differs)
 

@@ -150,7 +150,7 @@ class RemoteEngine:
 
     def withdraw(self, url: str) -> None:
         """Use this engine no more until `published` names it again: its weights will change, or it is gone."""
-        self._urls.withdraw(url)
+        self._urls.serving.pop(url, None)
 
     def begin(self, *, seed: int, temperature: float) -> None:
         """Start a batch of episodes. Temperature 0 is greedy.

@@ -41,10 +41,6 @@ class ServingUrls:
         self.newest = version
         self._rests_until |= dict.fromkeys(urls, 0.0)
 
-    def withdraw(self, url: str) -> None:
-        """Use this engine no more until it is published to again: its weights are not known."""
-        self.serving.pop(url, None)
-
     def note_failure(self, url: str) -> None:
         """Let episodes avoid this engine for a moment, where there is another."""
         self._rests_until[url] = time.monotonic() + _REST_S

@@ -152,10 +152,6 @@ class EngineProcess:
         """The exit code; None while it runs."""
         return self._process.poll()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def wait_until(self, ready: Callable[[], bool], *, limit_s: float, stopped: Callable[[], bool]) -> bool:
         """Wait until it is ready; False if `stopped` is true first. Raises UserError when it ends, or is too slow."""
         end = time.monotonic() + limit_s

@@ -73,7 +73,7 @@ class EngineWatch:
             else:
                 self._say(
                     f"serves policy {newest.name}, proved in {time.monotonic() - began:.2f} s (loaded in "
-                    f"{proof.load_s:.2f}, compared in {proof.prove_s:.2f}): {proof.difference:.1e} nats apart"
+                    f"{proof.load_s:.2f}, compared in {proof.prove_s:.2f}): {proof.weights.difference:.1e} nats apart"
                 )
             self._published = newest
 

@@ -147,7 +147,7 @@ class EnginePublisher(Publisher):
             self.seconds["time/publish_prove"] += proof.prove_s
             if self._sleep_level:
                 self.seconds["time/wake"] += control.wake_s
-            self._report(control, facts, state=SERVING, difference=proof.difference)
+            self._report(control, facts, state=SERVING, difference=proof.weights.difference)
         self.generator.published(policy.version, name=adapter, label=policy.label)
 
     def _report(self, control: EngineControl, facts: dict[str, Any], **now: Any) -> None:

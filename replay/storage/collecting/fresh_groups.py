@@ -1,7 +1,6 @@
 """Groups that workers collected. The learner closes a group when all its members have ended. An update then uses it
 once as fresh, if its staleness is within the bound; otherwise it is only for replay."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -10,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.records import COMMITTED, ELIGIBLE, FRESH, OPEN_GROUP, RESERVED, WAITING, BatchRow, DrawRecord, Trajectory
-from replay.storage.collecting.ticket_records import DONE, UNENDED, EndedGroup, EndedMember, Purpose
+from replay.storage.collecting.ticket_records import DONE, UNENDED
 from replay.storage.counters import is_live, set_state
 from replay.storage.draw_records import reserve, version_after
 from replay.storage.format.rows import CHECKED_COLUMNS, Row, chunked, record_checksum
@@ -22,26 +21,9 @@ from replay.storage.validate import refused
 
 _tickets, _rows = tickets.c, trajectories.c
 _COLUMNS = (*CHECKED_COLUMNS, _rows.record_checksum)
-_MEMBER = ("member", "state", "trajectory", "reason")
 _ID, _ADVANTAGE, _AGENTS = (CHECKED_COLUMNS.index(_rows[name]) for name in ("id", "advantage", "agent_rewards"))
 Advantages = Mapping[str, tuple[float, str | None]]
 """The advantage and the new `agent_rewards` of rows, by id."""
-
-
-def ended_groups(connection: sa.Connection, run: str, purpose: Purpose) -> list[EndedGroup]:
-    """The groups that are not closed and have no member under way, in the order of their issue."""
-    unclosed = (_tickets.run == run) & (_tickets.purpose == purpose) & _tickets.closed_at.is_(None)
-    under_way = sa.select(_tickets.number).where(unclosed, _tickets.state.in_(UNENDED))
-    query = tickets.select().where(unclosed, _tickets.number.not_in(under_way))
-    found = connection.execute(query.order_by(_tickets.number, _tickets.member)).mappings()
-    ended = []
-    for (number, iteration), rows in groupby(found, key=lambda row: (int(row["number"]), row["iteration"])):
-        members = [
-            EndedMember(**{name: row[name] for name in _MEMBER}, outcome=json.loads(row["outcome"] or "null"))
-            for row in rows
-        ]
-        ended.append(EndedGroup(number, iteration, tuple(members)))
-    return ended
 
 
 def open_rows(connection: sa.Connection, run: str, numbers: Sequence[int]) -> list[Trajectory]:

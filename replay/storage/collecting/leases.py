@@ -4,23 +4,19 @@ Claims and heartbeats write only tickets, and never wait for a writer of traject
 one, in the order of their place. A ticket ends in the transaction that stores its row, and the first worker counts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
 
-from context.messages import canonical_json
-from replay.records import ELIGIBLE, OPEN_GROUP, GroupRecord, HeldOutEpisode, TaskRecord, group_statistics
-from replay.storage.collecting import never_drawn
+from replay.records import ELIGIBLE, OPEN_GROUP, GroupRecord, TaskRecord, group_statistics
 from replay.storage.collecting.ticket_records import (
     DONE,
-    EVALUATION,
     FAILED,
     LEASED,
     MOST_TRIES,
     QUEUED,
-    REVOKED,
     TRAIN,
     UNENDED,
     Claim,
@@ -121,15 +117,6 @@ def change_held(connection: sa.Connection, claims: Sequence[Claim], **values: An
     return {place: row["state"] for place, row in found.items() if place not in held}
 
 
-def revoke(connection: sa.Connection, run: str, purpose: str, reason: str) -> int:
-    """Revoke the tickets that have not ended, and return their number. Holders learn it from their next heartbeat."""
-    unended = (_tickets.run == run) & (_tickets.purpose == purpose) & _tickets.state.in_(UNENDED)
-    query = sa.select(*PLACE).where(unended).order_by(*PLACE).with_for_update()
-    places = [(row.number, row.member) for row in connection.execute(query)]
-    change(connection, run, places, state=REVOKED, reason=reason, due=None, ended_at=seconds_now())
-    return len(places)
-
-
 def locked(connection: sa.Connection, claims: Sequence[Claim]) -> dict[Place, Row]:
     """Read the tickets of claims for one run, and lock unended ones until the transaction ends. Ended tickets never
     change their state, so they are not locked, and the learner need not wait for workers."""
@@ -158,7 +145,7 @@ def finish(connection: sa.Connection, claims: Sequence[Claim], prepared: Prepare
     for claim, id in zip(claims, ids, strict=True):
         _check_agreed(claim, prepared.trajectories[id].record)
     found = locked(connection, claims)
-    counted = [_is_first(found.get(claim.place), claim, id) for claim, id in zip(claims, ids, strict=True)]
+    counted = [is_first(found.get(claim.place), claim, id) for claim, id in zip(claims, ids, strict=True)]
     new = {
         id: claim
         for claim, id, counts in zip(claims, ids, counted, strict=True)
@@ -173,32 +160,11 @@ def finish(connection: sa.Connection, claims: Sequence[Claim], prepared: Prepare
         _count_members(connection, [row.record for row in rows.values()])
         append(connection, replace(prepared, trajectories=rows))
     for id, claim in new.items():
-        _end(connection, claim, trajectory=id)
+        end(connection, claim, trajectory=id)
     return counted
 
 
-def finish_evaluation(
-    connection: sa.Connection,
-    claim: Claim,
-    outcome: Mapping[str, Any],
-    episode: HeldOutEpisode | None = None,
-    *,
-    compressed: bool = False,
-) -> bool:
-    """End the ticket of an evaluation, and return whether this end counts. No draw takes its episode."""
-    if claim.ticket.purpose != EVALUATION:
-        raise refused("outcome", "be of an evaluation", claim.ticket.purpose, f"ticket {claim.place}")
-    found = locked(connection, [claim]).get(claim.place)
-    if not _is_first(found, claim, None):
-        return False
-    if found is not None and found["state"] != DONE:
-        _end(connection, claim, outcome=canonical_json(outcome))
-        if episode is not None:
-            never_drawn.put_episodes(connection, [episode], compressed=compressed)
-    return True
-
-
-def _is_first(row: Row | None, claim: Claim, id: str | None) -> bool:
+def is_first(row: Row | None, claim: Claim, id: str | None) -> bool:
     """Whether this claim ends the ticket first, even after its lease, or repeats an answer that was lost."""
     if row is None:
         raise refused("ticket", "be an issued one", claim.place, f"run {claim.ticket.run}")
@@ -233,6 +199,6 @@ def _count_members(connection: sa.Connection, records: Iterable[Row]) -> None:
             insert(connection, groups, [row])
 
 
-def _end(connection: sa.Connection, claim: Claim, **values: Any) -> None:
+def end(connection: sa.Connection, claim: Claim, **values: Any) -> None:
     ended = {"state": DONE, "holder": claim.holder, "fence": claim.fence, "due": None, "ended_at": seconds_now()}
     change(connection, claim.ticket.run, [claim.place], **ended, **values)

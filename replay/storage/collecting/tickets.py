@@ -3,6 +3,7 @@ ones; it is refused if another process resumed the run. Workers claim, extend an
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Protocol
 
 import sqlalchemy as sa
@@ -20,17 +21,20 @@ from replay.records import (
     Trajectory,
 )
 from replay.storage import write
-from replay.storage.collecting import fresh_groups, leases
+from replay.storage.collecting import fresh_groups, leases, never_drawn
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.collecting.ticket_records import (
     DONE,
+    EVALUATION,
     FAILED,
     QUEUED,
+    REVOKED,
     TICKET_STATES,
     TRAIN,
     UNENDED,
     Claim,
     EndedGroup,
+    EndedMember,
     Place,
     PlannedBatch,
     Purpose,
@@ -40,10 +44,11 @@ from replay.storage.collecting.ticket_records import (
 from replay.storage.databases import Database, Result
 from replay.storage.format.schema import draws, planned_batches, reclaimed, tickets, trajectories
 from replay.storage.statements import insert, seconds_now
-from replay.storage.validate import checked
+from replay.storage.validate import checked, refused
 
 Lost = dict[Place, str]
 """The states of tickets that a claim no longer holds, by number and member: revoked, ended, or claimed by another."""
+_MEMBER = ("member", "state", "trajectory", "reason")
 _planned, _tickets, _rows = planned_batches.c, tickets.c, trajectories.c
 
 
@@ -139,18 +144,50 @@ class Tickets:
     ) -> bool:
         """End a ticket of an evaluation, and return whether this end counts. `outcome` is for the learner. No draw
         takes the `episode`."""
-        compressed = self._database.compresses_text
-        return self._write_rows(
-            lambda connection: leases.finish_evaluation(connection, claim, outcome, episode, compressed=compressed)
-        )
+        if claim.ticket.purpose != EVALUATION:
+            raise refused("outcome", "be of an evaluation", claim.ticket.purpose, f"ticket {claim.place}")
+
+        def work(connection: sa.Connection) -> bool:
+            found = leases.locked(connection, [claim]).get(claim.place)
+            counts = leases.is_first(found, claim, None)
+            if counts and found is not None and found["state"] != DONE:
+                leases.end(connection, claim, outcome=canonical_json(outcome))
+                if episode is not None:
+                    never_drawn.put_episodes(connection, [episode], compressed=self._database.compresses_text)
+            return counts
+
+        return self._write_rows(work)
 
     def revoke(self, run: str, purpose: Purpose, reason: str) -> int:
-        """Revoke the unended tickets of a purpose, and return their number."""
-        return self._write(lambda connection: leases.revoke(connection, run, purpose, reason), run)
+        """Revoke the unended tickets of a purpose, and return their number. Holders learn it from their next
+        heartbeat."""
+        unended = (_tickets.run == run) & (_tickets.purpose == purpose) & _tickets.state.in_(UNENDED)
+        query = sa.select(*leases.PLACE).where(unended).order_by(*leases.PLACE).with_for_update()
+
+        def work(connection: sa.Connection) -> int:
+            places = [(row.number, row.member) for row in connection.execute(query)]
+            leases.change(connection, run, places, state=REVOKED, reason=reason, due=None, ended_at=seconds_now())
+            return len(places)
+
+        return self._write(work, run)
 
     def ended_groups(self, run: str, purpose: Purpose = TRAIN) -> list[EndedGroup]:
-        """The groups that the learner may close now, oldest first."""
-        return self._database.read(lambda connection: fresh_groups.ended_groups(connection, run, purpose))
+        """The groups that the learner may close now, oldest first: they are not closed, and no member is under way."""
+        unclosed = (_tickets.run == run) & (_tickets.purpose == purpose) & _tickets.closed_at.is_(None)
+        under_way = sa.select(_tickets.number).where(unclosed, _tickets.state.in_(UNENDED))
+        query = tickets.select().where(unclosed, _tickets.number.not_in(under_way)).order_by(*leases.PLACE)
+
+        def ask(connection: sa.Connection) -> list[EndedGroup]:
+            found, ended = connection.execute(query).mappings(), []
+            for (number, iteration), rows in groupby(found, key=lambda row: (int(row["number"]), row["iteration"])):
+                members = [
+                    EndedMember(**{name: row[name] for name in _MEMBER}, outcome=json.loads(row["outcome"] or "null"))
+                    for row in rows
+                ]
+                ended.append(EndedGroup(number, iteration, tuple(members)))
+            return ended
+
+        return self._database.read(ask)
 
     def open_rows(self, run: str, numbers: Sequence[int]) -> list[Trajectory]:
         """The rows whose advantages `close_groups` needs, in the order of issue. Damaged rows are quarantined."""
@@ -169,10 +206,6 @@ class Tickets:
     def draw_fresh(self, request: FreshRequest) -> FreshDraw:
         """Reserve the rows of a planned batch. Groups beyond the bound count as late, and are for replay."""
         return self._write(lambda connection: fresh_groups.draw_fresh(connection, request), request.run)
-
-    def counts(self, run: str) -> TicketCounts:
-        """The counts of all training episodes by state, at one moment."""
-        return self._database.read(lambda connection: count_tickets(connection, run))
 
     def last_number(self, run: str) -> int | None:
         """The number of the last group that was issued; None: there is none."""

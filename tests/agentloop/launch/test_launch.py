@@ -74,11 +74,11 @@ def test_learner_with_an_error_to_mend_ends_the_launch_with_its_code(tmp_path: P
 
 
 def test_a_role_is_started_again_after_longer_and_longer_and_then_no_more() -> None:
-    restarts = Restarts()
-    assert [restarts.next_wait_s(1, now=float(now), ran_s=0.1) for now in range(5)] == [1.0, 2.0, 4.0, 8.0, None]
-    slow = Restarts()
-    assert [slow.next_wait_s(2, now=100.0 * now, ran_s=90.0) for now in range(5)] == [1.0, 1.0, 1.0, 1.0, None]
-    assert Restarts().next_wait_s(-9, now=0.0, ran_s=90.0) == 1.0
+    ends, refusals = Restarts(), Restarts()
+    assert [ends.next_wait_s(1, ran_s=0.1) for _ in range(3)] == [1.0, 2.0, 4.0]
+    assert [ends.next_wait_s(-9, ran_s=90.0) for _ in range(9)] == [1.0] * 9
+    assert [ends.next_wait_s(1, ran_s=0.1) for _ in range(4)] == [2.0, 4.0, 8.0, None]
+    assert [refusals.next_wait_s(2, ran_s=90.0) for _ in range(5)] == [1.0, 2.0, 4.0, 8.0, None]
 
 
 @pytest.mark.soak

@@ -80,7 +80,7 @@ def test_conversations_of_an_attached_file_are_trained_on_with_anchor_old_alone(
     assert rows(database, DRAWN.format("teacher")) == [(2,)]
     assert rows(database, "select count(*) from iterations where optimizer_steps > 0") == [(1,)]
     file.write_text(json.dumps(CHAT[0]) + "\n" + json.dumps({"messages": CHAT[1]["messages"]}) + "\n")
-    with pytest.raises(ExchangeError, match="^replay.attach.teacher must name a reward in every line or in none"):
+    with pytest.raises(ExchangeError, match=f"^{file}:2: row must hold a reward, got none"):
         train(config, display=SilentDisplay())
     file.unlink()
     again = {**config.model_dump(), "run": {**config.run.model_dump(), "iterations": 2}}

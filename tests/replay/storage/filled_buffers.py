@@ -85,7 +85,7 @@ QUESTIONS: dict[str, Callable[[ReplayStore], Any]] = {
     "trajectory": lambda store: questions.trajectory(store, "long"),
     "overview": lambda store: questions.overview(store, "long"),
     "tokens": lambda store: questions.tokens(store, "long", 1),
-    "tickets": lambda store: store.tickets.counts(RUN),
+    "tickets": lambda store: questions.cluster(store, store.run(RUN))["counts"],
     "ended groups": lambda store: store.tickets.ended_groups(RUN),
     "planned batches": lambda store: store.tickets.planned(RUN, after=0),
     "ended run": lambda store: store.roles.view(RUN, lease_s=60.0).has_ended,

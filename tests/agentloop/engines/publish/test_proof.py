@@ -20,12 +20,12 @@ def test_publish_proves_each_version_and_sends_what_is_not_there(
         policy = published(tmp_path / f"{version:06d}", learner, version=version)
         proof = publish(engine, tmp_path / f"{version:06d}")
         # 8 texts, and the 20 likeliest tokens after each
-        assert proof.sampling.tokens == 160 and proof.difference < 1e-5
+        assert proof.sampling.tokens == 160 and proof.weights.difference < 1e-5
         assert engine.label() == policy.label
     publish(engine, tmp_path / "000002")  # nothing is sent to an engine that proves it
     assert server.models.loaded == ["000001", "000002"]
     engine.name_weights(label(tmp_path / "000001"))  # and weights that bear the name alone are sent again
-    assert publish(engine, tmp_path / "000001").difference < 1e-5
+    assert publish(engine, tmp_path / "000001").weights.difference < 1e-5
     assert server.models.loaded[2:] == ["000001"]
 
 
@@ -46,7 +46,7 @@ def test_log_probs_from_before_the_temperature_are_refused_by_their_name(
     with pytest.raises(ProofFailed, match="Start it with --logprobs-mode .* from before the temperature"):
         publish(engine, tmp_path / "000000")
     published(tmp_path / "one", learner, run="one", temperature=1.0)
-    assert publish(engine, tmp_path / "one").difference < 1e-5
+    assert publish(engine, tmp_path / "one").weights.difference < 1e-5
 
 
 def test_nan_and_a_restarted_engine_are_refused(tmp_path: Path, engine: EngineControl, server: EngineServer) -> None:
@@ -79,7 +79,7 @@ def test_adapters_are_proved_by_name_and_older_ones_go(
     engine.load_adapter("of another run", adapter(adapted, 0))
     for version in range(1, 5):
         step(adapted, seed=version, size=0.1)
-        assert publish(engine, adapter(adapted, version)).difference < 1e-5
+        assert publish(engine, adapter(adapted, version)).weights.difference < 1e-5
     names = ["of another run", *(label(tmp_path / f"adapter-{version}") for version in (3, 4))]
     assert engine.adapters() == names
     other = tiny_learner(tmp_path / "other", seed=1)

@@ -57,7 +57,7 @@ def test_right_weights_pass_however_little_or_much_they_moved(served: Served) ->
         proof = publish(served.control, folder)
         assert proof.holds and proof.weights.rounding > 1e-3
         # Rounding of one kind on both sides: neither has twice the other's.
-        assert 0.5 < proof.difference / proof.weights.rounding < 2
+        assert 0.5 < proof.weights.difference / proof.weights.rounding < 2
     # The probe is of weights that are rounded, and of products that are not.
     exact = load(folder, "bfloat16").float()
     for row, log_probs in zip(policy.probe.rows, policy.probe.log_probs, strict=True):

@@ -27,8 +27,8 @@ STARTER = """
 import sys, time
 from pathlib import Path
 from agentloop.engines.serving.engine_process import EngineProcess
-process = EngineProcess(["sh", "-c", "sleep 1000 & sleep 1000"], {}, port=int(sys.argv[1]), log=Path(sys.argv[2]))
-print(process.pid, flush=True)
+EngineProcess(["sh", "-c", "sleep 1000 & sleep 1000"], {}, port=int(sys.argv[1]), log=Path(sys.argv[2]))
+print("started", flush=True)
 time.sleep(1000)
 """
 
@@ -97,7 +97,8 @@ def test_engine_ends_with_a_starter_that_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", STARTER, str(free_port()), str(tmp_path / "engine.log")]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
-        leader = int(starter.stdout.readline())
+        starter.stdout.readline()
+        (leader,) = processes(lambda folder: stat(folder)[1] == starter.pid)
         until(lambda: len(group(leader)) == 4)  # what watches the starter, the shell, and its two sleeps
         starter.kill()
     until(lambda: group(leader) == [])

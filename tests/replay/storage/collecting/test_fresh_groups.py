@@ -6,7 +6,7 @@ from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.collecting.ticket_records import PlannedBatch, TicketCounts
 from replay.storage.format.schema import trajectories
 from replay.storage.retention import Capacity
-from tests.fakes.records import RUN, draw, iteration_record, measured, policy, sql, task
+from tests.fakes.records import RUN, draw, iteration_record, measured, policy, sql, task, ticket_counts
 from tests.replay.storage.collecting.episodes import claim, close, collect, episode, issue, ticket
 
 
@@ -25,7 +25,7 @@ def states(store: ReplayStore) -> dict[str, str]:
 
 
 def counts(store: ReplayStore) -> TicketCounts:
-    found = store.tickets.counts(RUN)
+    found = ticket_counts(store)
     assert found.rows == found.done
     return found
 

@@ -6,7 +6,7 @@ from replay import InvalidRecord, ReplayError, ReplayStore
 from replay.errors import RunReplaced
 from replay.storage.collecting.ticket_records import EVALUATION, LEASED
 from replay.storage.format.schema import trajectories
-from tests.fakes.records import RUN, sql, task
+from tests.fakes.records import RUN, sql, task, ticket_counts
 from tests.replay.storage.collecting.episodes import OVER, claim, collect, episode, issue, state_of
 
 pytestmark = pytest.mark.every_database
@@ -38,7 +38,7 @@ def test_ticket_counts_for_whoever_is_first(store: ReplayStore) -> None:
     assert store.tickets.finish([(second, episode(second))]) == [False]
     assert store.tickets.fail([second], "too slow") == {(1, 0): "done"}
     assert sql(store, "select id from trajectories order by 1") == [("row-0-0",), ("row-1-0",)]
-    assert (store.tickets.counts(RUN).done, store.tickets.counts(RUN).open) == (2, 2)
+    assert (ticket_counts(store).done, ticket_counts(store).open) == (2, 2)
 
 
 def test_ticket_that_kills_its_workers_fails_and_one_given_back_is_free(store: ReplayStore) -> None:
@@ -92,7 +92,7 @@ def test_task_of_a_ticket_is_known_after_its_last_row_went(store: ReplayStore) -
     (id,) = collect(store, 1)
     store.forget(trajectories.c.id == id, dry_run=False)
     assert claim(store, "a")[0].task == task()
-    counts = store.tickets.counts(RUN)
+    counts = ticket_counts(store)
     assert (counts.done, counts.unused, counts.rows) == (1, 1, 1)
 
 
