@@ -20,7 +20,6 @@ from agentloop.cli.text_tables import (
     quoted,
     row_table,
     state_text,
-    table,
     yes_or_no,
 )
 from context.authors import AuthorTable
@@ -30,7 +29,6 @@ from replay.locate import tokenizer
 from replay.open_buffer import OpenBuffer, find_run
 from replay.questions import Sort, TaskSort
 from replay.questions.outliers import duplicates
-from replay.questions.slices import slices
 from replay.records import REMOVED_TASK
 
 _ENDLESS = questions.Patience(rows=2**62, seconds=math.inf)
@@ -254,34 +252,13 @@ def tasks(
         TaskSort, typer.Option(help="What comes first: those that never succeeded, or the greatest of a column.")
     ] = TaskSort.unsolved,
     ascending: Annotated[bool, typer.Option("--ascending", help="The least come first.")] = False,
-    by: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="Success by the values of a field, such as hops, instead.")
-    ] = None,
-    held_out: Annotated[bool, typer.Option("--held-out", help="With --by: of the kept evaluations.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Most tasks printed.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List tasks: first, latest and best success, groups without a signal, how often rows were replayed and drifted."""
     with opened(run) as buffer:
-        if by is None and not held_out:
-            answer = questions.task_list(buffer.store, buffer.run, sort=sort, ascending=ascending, limit=limit)
-        else:
-            answer = slices(buffer.store, buffer.run, by, held_out=held_out)
-    text = _tasks_text if "tasks" in answer else _slices_text
-    say_json(answer) if as_json else say(text(answer))
-
-
-def _slices_text(answer: dict[str, Any]) -> str:
-    if not answer["rows"]:
-        return "no field tells episodes apart"
-    titles = [f"{first}-{last}" if first < last else str(first) for first, last in answer["columns"]]
-    rows = [[row["value"], *map(_of_episodes, (row, *row["cells"]))] for row in answer["rows"]]
-    lines = [table([answer["by"], "all", *titles], rows), "", "successes of episodes, by iterations"]
-    return "\n".join([*lines, f"other fields: {', '.join(name for name in answer['fields'] if name != answer['by'])}"])
-
-
-def _of_episodes(cell: dict[str, int]) -> str:
-    return f"{share(cell['successes'], cell['episodes'])} of {cell['episodes']:,}" if cell["episodes"] else "-"
+        answer = questions.task_list(buffer.store, buffer.run, sort=sort, ascending=ascending, limit=limit)
+    say_json(answer) if as_json else say(_tasks_text(answer))
 
 
 def _tasks_text(answer: dict[str, Any]) -> str:
