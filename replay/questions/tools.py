@@ -12,10 +12,9 @@ from context.authors import INITIALIZATION
 from context.messages import Message, ToolCall
 from replay.questions.filters.query import QueryResult
 from replay.questions.runs import Series, merged_to, metric_series
-from replay.storage.format.rows import readable_messages
-from replay.storage.format.schema import messages, trajectories
+from replay.questions.trajectory import conversations_of
+from replay.storage.format.schema import trajectories
 from replay.storage.format.views import IS_EPISODE
-from replay.storage.statements import selected
 from replay.store import ReplayStore
 
 _rows = trajectories.c
@@ -82,12 +81,11 @@ def _read(connection: sa.Connection, run: str, every: int, merged: int) -> Itera
     of = sa.select(*columns, number).where(_rows.run == run, IS_EPISODE).subquery().c
     chosen = sa.select(*(of[column.name] for column in columns)).where(of.number % every == 0)
     facts = {id: each for id, *each in connection.execute(chosen)}
-    for row in selected(connection, [*messages.c], messages.c.trajectory, [*facts]):
-        said = readable_messages(row.num_messages, row.said, row.checksum)
-        iteration, success, error_kinds = facts[row.trajectory]
+    for id, said in conversations_of(connection, [*facts]):
+        iteration, success, error_kinds = facts[id]
         if said is not None:
             point = iteration if iteration < 1 else iteration - (iteration - 1) % merged
-            yield point, bool(success), [*_calls_of((row.trajectory, point, bool(success)), said, error_kinds)]
+            yield point, bool(success), [*_calls_of((id, point, bool(success)), said, error_kinds)]
 
 
 def paired_calls(
