@@ -92,7 +92,9 @@ def show(
         if as_json:
             say_json(answer)
             return
-        say("\n".join([_facts_text(answer), *_requests(answer)]))
+        say(_facts_text(answer))
+        if answer["requests"]:
+            say("\nrequests of its agent's session:\n" + row_table(answer["requests"], REQUESTS))
         if answer["segments"]:
             _print_tokens(buffer, answer["id"])
         else:
@@ -204,8 +206,9 @@ def _facts_text(answer: dict[str, Any]) -> str:
     group, task, row = answer["group"], answer["task"], answer["record"] or answer["reclaimed"]
     known = None if task["payload"] == REMOVED_TASK else json.loads(task["payload"])
     payload = known if known is None else json.dumps(known, ensure_ascii=False)
+    made_from = [f"from {row['parent']}"] if row["parent"] else []
     lines = [
-        ("trajectory", answer["id"], state_text(answer), *_origin(row)),
+        ("trajectory", answer["id"], state_text(answer), f"source {row['source']}", *made_from),
         ("collected", f"iteration {row['iteration']}", f"slot {row['slot']}", f"policy {row['policy_version_min']}"),
         (
             "group",
@@ -335,14 +338,3 @@ def _iteration_text(answer: dict[str, Any]) -> str:
         row_table(answer["trajectories"], _FED) if answer["trajectories"] else "no trajectories",
     ]
     return "\n".join(lines)
-
-
-def _origin(row: dict[str, Any]) -> list[str]:
-    """Write where a row came from: `source hindsight`, `from 3f9a...`."""
-    return [f"source {row['source']}", *([f"from {row['parent']}"] if row["parent"] else [])]
-
-
-def _requests(answer: dict[str, Any]) -> list[str]:
-    """Write the requests of an agent's session, a line each. A row of no session has none."""
-    rows = answer["requests"]
-    return ["", "requests of its agent's session:", row_table(rows, REQUESTS)] if rows else []
