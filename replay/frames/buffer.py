@@ -43,7 +43,8 @@ _MESSAGES = ("author", "role", "content", "reasoning", "tool_calls", "name", "to
 _READS = re.compile(r"\s*(select|with|values|explain)\b", re.IGNORECASE)
 Where = str | Sequence[str] | None
 """A filter, or several that must all hold: docs/replay.md#filters."""
-_RowsOf = Callable[[str, Sequence[Message]], Iterator[dict[str, Any]]]
+_RowsOf = Callable[[str, Sequence[Message], str | None], Iterator[dict[str, Any]]]
+"""A function (id of a trajectory, its messages, its `error_kinds`) that yields rows."""
 
 
 def open_run(run: str | os.PathLike[str] | None = None) -> Buffer:
@@ -145,16 +146,7 @@ class Buffer:
         places, texts = ("position", "number"), ("name", "arguments", "answer", "error_kind")
         kinds = dict.fromkeys(("trajectory", *texts), pa.string()) | dict.fromkeys(places, pa.int64())
         schema = pa.schema([(name, kinds[name]) for name in ("trajectory", *places, *texts)])
-
-        def batches() -> Iterator[pyarrow.RecordBatch]:
-            with self._buffer.store.reading() as connection:
-                for ids in chunked(self._ids(connection, where)):
-                    failed = dict(map(tuple, selected(connection, (_rows.id, _rows.error_kinds), _rows.id, ids)))
-                    talks = _conversations(connection, ids)
-                    rows = [call for id, said in talks for call in _calls(id, said, failed[id])]
-                    yield pa.RecordBatch.from_pylist(rows, schema)
-
-        return ArrowRows(schema, batches)
+        return self._from_conversations(where, schema, _calls)
 
     def draws(self) -> ArrowRows:
         """Return one row per use of a trajectory by an update: `v_draws`."""
@@ -262,7 +254,9 @@ class Buffer:
         def batches() -> Iterator[pyarrow.RecordBatch]:
             with self._buffer.store.reading() as connection:
                 for ids in chunked(self._ids(connection, where)):
-                    rows = [row for id, said in _conversations(connection, ids) for row in rows_of(id, said)]
+                    failed = dict(map(tuple, selected(connection, (_rows.id, _rows.error_kinds), _rows.id, ids)))
+                    talks = _conversations(connection, ids)
+                    rows = [row for id, said in talks for row in rows_of(id, said, failed[id])]
                     yield arrow().RecordBatch.from_pylist(rows, schema)
 
         return ArrowRows(schema, batches)
@@ -319,9 +313,12 @@ def _calls(id: str, said: Sequence[Message], error_kinds: str | None) -> Iterato
         numbers[position] += 1
 
 
-def _messages(id: str, said: Sequence[Message]) -> Iterator[dict[str, Any]]:
+def _messages(id: str, said: Sequence[Message], _: str | None) -> Iterator[dict[str, Any]]:
     for position, message in enumerate(said):
-        yield {"trajectory": id, "position": position, **_plain(message)}
+        calls = [{"name": call.name, "arguments": dict(call.arguments), "id": call.id} for call in message.tool_calls]
+        texts = {**vars(message), "tool_calls": json.dumps(calls) if calls else None}
+        place = {"trajectory": id, "position": position}
+        yield place | {name: to_storable(texts[name]) for name in _MESSAGES}
 
 
 def _conversations(connection: sa.Connection, ids: Sequence[str]) -> Iterator[tuple[str, Sequence[Message]]]:
@@ -333,9 +330,3 @@ def _conversations(connection: sa.Connection, ids: Sequence[str]) -> Iterator[tu
         except BlobError as error:
             raise CorruptTrajectory(id, str(error)) from error
         yield id, said
-
-
-def _plain(message: Message) -> dict[str, str | None]:
-    calls = [{"name": call.name, "arguments": dict(call.arguments), "id": call.id} for call in message.tool_calls]
-    texts = {name: getattr(message, name) for name in _MESSAGES} | {"tool_calls": json.dumps(calls) if calls else None}
-    return {name: to_storable(text) for name, text in texts.items()}

@@ -25,8 +25,8 @@ from replay.pages.views import (
 from replay.pages.views.runs_page import OpenedRuns
 
 PAGES: tuple[Page[OpenBuffer], ...] = (
-    runs_page.DATABASE_RUNS,
-    runs_page.DATABASE_DIFFERENCES,
+    runs_page.PAGE,
+    runs_page.DIFFERENCES,
     run_page.PAGE,
     run_page.CLUSTER,
     iteration_page.PAGE,
@@ -57,9 +57,8 @@ def create_app(
 def create_folder_app(runs: OpenedRuns, *, token: str | None = None, host: str = LOOPBACK[0]) -> ASGIApp:
     """Make the inspector of a folder of runs, for any ASGI server."""
     of_each = Mount("/in/{folder}", app=partial(_serve_run, runs))
-    app = build_app(
-        (runs_page.FOLDER_RUNS, runs_page.FOLDER_DIFFERENCES), runs, of_each, place=str(runs.folder), has_buffer=False
-    )
+    pages = (runs_page.PAGE, runs_page.DIFFERENCES)
+    app = build_app(pages, runs, of_each, place=str(runs.folder), has_buffer=False)
     return guarded(app, token=token, host=host)
 
 

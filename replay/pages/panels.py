@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
@@ -125,8 +125,7 @@ def _in_words(panel: Panel) -> str:
 
 _STREAMS = ("fresh", "replay", "held-out", "ink")
 """Roles of curves that every run has. Curves of which a run has several are coloured by their place."""
-_ENVIRONMENT, _PART, _TOOL = "environment/", "reward/", "time/tool/"
-FAMILIES = (STOPS, ESS_BY_AGE, _ENVIRONMENT, _PART, _TOOL)
+FAMILIES = (STOPS, ESS_BY_AGE, "environment/", "reward/", "time/tool/")
 """Prefixes of metrics. All metrics with one of these prefixes are shown."""
 OVERVIEW = ("Is it learning?", "From what?", "At what cost?")
 """The questions that the first screen of a run's page answers, each by a tile and a panel."""
@@ -169,7 +168,7 @@ def measured_panels(panels: Sequence[Panel]) -> list[Panel]:
 
 
 def question_panels(question: str, lines: Sequence[Mapping[str, Any]], more: Metrics) -> list[Panel]:
-    """Make the panels of TOOLS or COST that have a point, from lines about an `iteration` each, and `more` metrics.
+    """Make the panels of a question that have a point, from lines about an `iteration` each, and `more` metrics.
 
     Their curves are the numbers of the lines: `errors/raised` is the number `raised` of `errors`.
     """
@@ -184,13 +183,9 @@ def question_panels(question: str, lines: Sequence[Mapping[str, Any]], more: Met
 
 def use_panels(uses: Sequence[Mapping[str, Any]]) -> PanelGroups:
     """Make the panels of the updates by which a run, the last that did so, used a trajectory."""
-    metrics: dict[str, list[tuple[int, float]]] = {}
-    for use in (each for each in uses if each["run"] == uses[-1]["run"]):
-        for name in (spec["curves"] for spec in _listed()[OF_USES]):
-            if use[name] is not None:
-                metrics.setdefault(f"actor/{use['stream']}/{name}", []).append((use["iteration"], use[name]))
-    panels = [_panel(spec, metrics, {}) for spec in _listed()[OF_USES]]
-    return {OF_USES: measured_panels(panels)}
+    mine = [use for use in uses if use["run"] == uses[-1]["run"]]
+    lines = [{"iteration": use["iteration"], f"actor/{use['stream']}": use} for use in mine]
+    return {OF_USES: question_panels(OF_USES, lines, {})}
 
 
 def metric_panels(metrics: Metrics, names: Sequence[str]) -> PanelGroups:
@@ -209,6 +204,8 @@ def _panel(spec: Mapping[str, Any], metrics: Metrics, config: Config) -> Panel:
         kind=spec.get("kind", "lines"),
         steps=steps[0] if steps else None,
     )
+    if "family" in spec:
+        panel = replace(panel, curves=_family_curves(spec["family"], metrics))
     return _MADE[spec["made_by"]](panel, metrics, config) if "made_by" in spec else panel
 
 
@@ -273,22 +270,22 @@ def _stop_reasons(panel: Panel, metrics: Metrics, config: Config) -> Panel:
     return replace(panel, curves=[Curve(name, layers[name], f"s{place}") for place, name in enumerate(layers)])
 
 
-def _family(panel: Panel, metrics: Metrics, config: Config, *, begins: str, ends: str = "") -> Panel:
-    """Add a curve for each metric whose name has this beginning and end, labelled by the part between.
+def _family_curves(family: str, metrics: Metrics) -> list[Curve]:
+    """Make a curve for each metric that is named as the family, labelled by the part in place of its `*`.
 
     There are at most as many curves as colours.
     """
+    begins, _, ends = family.partition("*")
     names = sorted(name for name in metrics if name.startswith(begins) and name.endswith(ends))[:COLOURS]
-    curves = [
+    return [
         Curve(name.removeprefix(begins).removesuffix(ends), finite(metrics, name), f"s{place}")
         for place, name in enumerate(names)
     ]
-    return replace(panel, curves=curves)
 
 
 def _turn_seconds(panel: Panel, metrics: Metrics, config: Config) -> Panel:
-    replies, found = finite(metrics, "time/reply"), _family(panel, metrics, config, begins=_TOOL)
-    return replace(found, curves=[Curve("reply", replies, "fresh"), *found.curves]) if found.curves else found
+    replies = Curve("reply", finite(metrics, "time/reply"), "fresh")
+    return replace(panel, curves=[replies, *panel.curves]) if panel.curves else panel
 
 
 _MADE: Mapping[str, Callable[[Panel, Metrics, Config], Panel]] = {
@@ -296,15 +293,7 @@ _MADE: Mapping[str, Callable[[Panel, Metrics, Config], Panel]] = {
     "gradient_norm": _gradient_norm,
     "ess_by_age": _ess_by_age,
     "stop_reasons": _stop_reasons,
-    "reward_parts": partial(_family, begins=_PART),
-    "tools_used": partial(_family, begins="using/"),
-    "error_kinds": partial(_family, begins="errors/"),
-    "reward_shares": partial(_family, begins="reward_shares/"),
     "turn_seconds": _turn_seconds,
-    **{
-        figure: partial(_family, begins=_ENVIRONMENT, ends=f"/{figure}")
-        for figure in ("held_out_success", "success", "episodes")
-    },
 }
 """The functions that complete panels, by their name in `made_by`."""
 

@@ -10,19 +10,17 @@ import sqlalchemy as sa
 
 from replay.questions.filters.query import QueryResult
 from replay.questions.runs import merged_to, metric_series
-from replay.records import COMMITTED, HINDSIGHT, ORPHANED
+from replay.questions.summary import read_numbers, total
+from replay.questions.table_series import TOKENS, WITH_TOKENS
+from replay.records import COMMITTED
 from replay.storage.format.schema import draws, groups, reclaimed, trajectories
+from replay.storage.format.views import IS_EPISODE, WAS_EPISODE
 from replay.store import ReplayStore
 
 _rows, _left = trajectories.c, reclaimed.c
-OWN_EPISODES = (_rows.state != ORPHANED) & (_rows.source != HINDSIGHT)
-"""A condition for stored rows that were played: no resume undid them, and they are not made of another row."""
-_LEFT_EPISODES = _left.state_reason.not_like(f"%{ORPHANED}%") & (_left.source != HINDSIGHT)
 _DISTRIBUTIONS = ("num_action_tokens", "reward", "num_turns")
 _FEW_REWARDS = 7
 _SECONDS = ("time/warm_up", "time/iteration", "time/evaluation")
-_FETCHED = 200
-"""Rows that are fetched at once. More would start Python's garbage collector, which is slow in a server."""
 
 
 def cost(
@@ -73,22 +71,15 @@ def _episodes(connection: sa.Connection, run: str) -> npt.NDArray[np.float64]:
     """Read iteration, success and _DISTRIBUTIONS of a run's episodes, sorted by iteration. NaN: not known."""
     stored = (_rows.iteration, sa.cast(_rows.success, sa.Integer), *(_rows[name] for name in _DISTRIBUTIONS))
     left = (groups.c.iteration, sa.cast(_left.success, sa.Integer), _left.num_action_tokens, _left.reward, sa.null())
-    query = sa.select(*(sa.cast(each, sa.Double) for each in stored)).where(_rows.run == run, OWN_EPISODES)
-    gone = sa.select(*(sa.cast(each, sa.Double) for each in left)).where(groups.c.run == run, _LEFT_EPISODES)
-    gone = gone.join_from(reclaimed, groups, groups.c.id == _left.group)
-    # Arrays are made of columns, because NumPy reads plain tuples several times as fast as database rows.
-    parts = (part for each in (query, gone) for part in connection.execute(each).partitions(_FETCHED))
-    found = [np.array([*zip(*rows, strict=True)], np.float64) for rows in parts]
-    values = np.concatenate([np.empty((len(stored), 0)), *found], axis=1)
+    gone = sa.select(*left).join_from(reclaimed, groups, groups.c.id == _left.group)
+    gone = gone.where(groups.c.run == run, WAS_EPISODE)
+    values = read_numbers(connection, sa.select(*stored).where(_rows.run == run, IS_EPISODE), gone)
     return values[:, np.argsort(values[0], kind="stable")]
 
 
 def _trained_tokens(connection: sa.Connection, run: str) -> dict[int, int]:
     """Return the sampled tokens of the rows of each update."""
-    tokens = sa.func.sum(sa.func.coalesce(_rows.num_action_tokens, _left.num_action_tokens))
-    joined = draws.outerjoin(trajectories, _rows.id == draws.c.trajectory)
-    joined = joined.outerjoin(reclaimed, _left.id == draws.c.trajectory)
-    query = sa.select(draws.c.iteration, sa.cast(tokens, sa.BigInteger)).select_from(joined)
+    query = sa.select(draws.c.iteration, total(TOKENS)).select_from(WITH_TOKENS)
     query = query.where(draws.c.run == run, draws.c.state == COMMITTED).group_by(draws.c.iteration)
     return dict(map(tuple, connection.execute(query)))
 

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from context.messages import Message, plain_message
 from replay.errors import ReplayError
-from replay.questions.filters.query import QueryResult, RowCondition
+from replay.questions.filters.query import QueryResult, RowCondition, find_one
 from replay.questions.summary import total
 from replay.questions.trajectory import opening, shorten_conversations
 from replay.records import COMMITTED, REMOVED_TASK
@@ -149,21 +149,18 @@ def held_out_task(store: ReplayStore, run: str, task: str, *, limit: int = 100) 
     Damaged messages are None. The first `asked` messages come before the policy's first reply.
     """
     with store.reading() as connection:
-        begins = episodes.c.task.startswith(task, autoescape=True)
-        named = sa.select(episodes.c.task).where(episodes.c.run == run, begins).distinct().limit(2)
-        hashes = connection.scalars(named).all()
-        if len(hashes) != 1:
-            which = "several" if hashes else "none"
-            raise ReplayError(f"task must name one held-out task, got {task!r}, which fits {which}.")
-        query = _QUERY.where(episodes.c.run == run, episodes.c.task == hashes[0]).limit(limit)
+        named = sa.select(episodes.c.task).where(episodes.c.run == run).distinct()
+        of, advice = "held-out task's hash", "The list of held-out episodes has the hashes."
+        hash = find_one(connection, task, named, name="task", of=of, advice=advice)
+        query = _QUERY.where(episodes.c.run == run, episodes.c.task == hash).limit(limit)
         found = connection.execute(query.order_by(episodes.c.iteration, episodes.c.number)).mappings().all()
-        known = sa.select(tasks.c.payload).where(tasks.c.hash == hashes[0], tasks.c.payload != REMOVED_TASK)
+        known = sa.select(tasks.c.payload).where(tasks.c.hash == hash, tasks.c.payload != REMOVED_TASK)
         payload = connection.scalar(known)
     shown = [
         {**facts, "messages": said and [*map(plain_message, said)], "asked": len([*opening(said or ())])}
         for facts, said in map(_split_row, found)
     ]
-    return {"run": run, "task": hashes[0], "payload": payload, "episodes": shown}
+    return {"run": run, "task": hash, "payload": payload, "episodes": shown}
 
 
 def _split_row(row: sa.RowMapping) -> tuple[QueryResult, tuple[Message, ...] | None]:

@@ -5,11 +5,11 @@ from collections import Counter
 
 import sqlalchemy as sa
 
-from replay.questions.cost import OWN_EPISODES
 from replay.questions.filters.query import QueryResult, run_is
 from replay.records import COMMITTED, REPLAY
 from replay.storage.format.encoding import BlobError, decode_tokens
 from replay.storage.format.schema import draws, groups, nodes, segments, trajectories
+from replay.storage.format.views import IS_EPISODE
 from replay.store import ReplayStore
 
 _rows = trajectories.c
@@ -31,7 +31,7 @@ def outliers(store: ReplayStore, run: str, *, limit: int = 20) -> QueryResult:
 
 
 def _far(connection: sa.Connection, run: str, limit: int) -> list[QueryResult]:
-    mine = (_rows.run == run) & OWN_EPISODES
+    mine = (_rows.run == run) & IS_EPISODE
     if len(connection.scalars(sa.select(_rows.reward).where(mine).distinct().limit(3)).all()) < 3:
         return []
     size, mean, std = groups.c.size, groups.c.reward_mean, groups.c.reward_std
@@ -58,7 +58,7 @@ def _far(connection: sa.Connection, run: str, limit: int) -> list[QueryResult]:
 
 
 def _short(connection: sa.Connection, run: str) -> list[QueryResult]:
-    solved, length = (_rows.run == run) & OWN_EPISODES & _rows.success, _rows.num_action_tokens
+    solved, length = (_rows.run == run) & IS_EPISODE & _rows.success, _rows.num_action_tokens
     shortest = sa.select(_rows.iteration, sa.func.min(length), sa.func.count()).where(solved)
     found: list[QueryResult] = []
     before, count = 0, 0

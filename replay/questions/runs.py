@@ -14,9 +14,10 @@ import sqlalchemy as sa
 
 from replay.locate import DATABASE, LOCK
 from replay.questions.filters.query import QueryResult
-from replay.records import HINDSIGHT, ORPHANED, RunRecord, stored_setting
+from replay.records import RunRecord, stored_setting
 from replay.storage.format import schema
 from replay.storage.format.schema import metrics
+from replay.storage.format.views import IS_EPISODE, WAS_EPISODE
 from replay.store import ReplayStore
 
 _SUCCESS = "eval/success"
@@ -252,12 +253,9 @@ def spent(store: ReplayStore, run: str, amount: str) -> list[tuple[int, float]]:
         return [(at, seconds / 3600) for points in logged.values() if _SECONDS in logged for at, seconds in points]
     number = sa.func.count if amount == "episodes" else sa.func.sum
     row, gone, place = schema.trajectories.c, schema.reclaimed.c, schema.groups.c
-    stored = sa.select(row.iteration, number(row.num_action_tokens)).where(
-        row.run == run, row.source != HINDSIGHT, row.state != ORPHANED
-    )
-    evicted = sa.select(place.iteration, number(gone.num_action_tokens)).where(
-        place.run == run, place.id == gone.group, gone.source != HINDSIGHT, ~gone.state_reason.contains(ORPHANED)
-    )
+    stored = sa.select(row.iteration, number(row.num_action_tokens)).where(row.run == run, IS_EPISODE)
+    evicted = sa.select(place.iteration, number(gone.num_action_tokens))
+    evicted = evicted.where(place.run == run, place.id == gone.group, WAS_EPISODE)
     both = stored.group_by(row.iteration).union_all(evicted.group_by(place.iteration))
     with store.reading() as connection:
         return [(at, int(count)) for at, count in connection.execute(both)]

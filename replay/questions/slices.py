@@ -17,13 +17,13 @@ from replay.questions.filters.payload_fields import is_payload_name, payload_nam
 from replay.questions.filters.query import QueryResult, run_is
 from replay.questions.summary import bars_of, total
 from replay.questions.trajectory import shorten_conversations
-from replay.records import HINDSIGHT, ORPHANED, REMOVED_TASK
+from replay.records import REMOVED_TASK
 from replay.sampling.samplers import successes
 from replay.storage.collecting.never_drawn import SAID
 from replay.storage.format import schema
 from replay.storage.format.rows import readable_messages
 from replay.storage.format.schema import groups, tasks
-from replay.storage.format.views import COUNTS_AS_ATTEMPTS
+from replay.storage.format.views import COUNTS_AS_ATTEMPTS, IS_EPISODE
 from replay.storage.statements import selected
 from replay.store import ReplayStore
 
@@ -145,8 +145,7 @@ def _fields(connection: sa.Connection, run: str | None, held_out: bool) -> list[
         found = [*zip(*connection.execute(query), strict=True)] or [()] * 4
         solved = successes(np.array(found.pop()), np.array(found[2])).astype(int).tolist()
         tried = [*zip(*found, solved, strict=True)]
-        counts = (_rows.state != ORPHANED, _rows.source != HINDSIGHT)
-        ended = _counted(connection, run, _rows, "stop_reason", *counts)
+        ended = _counted(connection, run, _rows, "stop_reason", IS_EPISODE)
     values = _values_of_tasks(connection, {key for key, *_ in tried})
     fields = [_field(*name, of_task, tried) for name, of_task in values.items()]
     reasons = {key: key for key, *_ in ended}

@@ -177,6 +177,17 @@ _FETCHED = 200
 """Rows that are fetched at once. More would start Python's garbage collector, which is slow in a server."""
 
 
+def read_numbers(connection: sa.Connection, *queries: sa.Select[Any]) -> npt.NDArray[np.float64]:
+    """Read the rows of queries for the same columns, as an array [columns, rows]. NaN: the value is unknown."""
+    found = [np.empty((len(queries[0].selected_columns), 0))]
+    for query in queries:
+        plain = query.with_only_columns(*(sa.cast(column, sa.Double) for column in query.selected_columns))
+        # Arrays are made of columns, because NumPy reads plain tuples several times as fast as database rows.
+        parts = connection.execute(plain).partitions(_FETCHED)
+        found += [np.array([*zip(*rows, strict=True)], np.float64) for rows in parts]
+    return np.concatenate(found, axis=1)
+
+
 def distributions(store: ReplayStore, query: Query) -> QueryResult:
     """Return the distributions of all rows of a query.
 
@@ -190,26 +201,15 @@ def distributions(store: ReplayStore, query: Query) -> QueryResult:
         if rows.messages is not None:
             return dict.fromkeys(("total", "fields", "choices", "staleness"))
         mine = sa.and_(run_is(query.run, _rows.run), rows.columns)
-        values = _values(connection, mine, age)
+        columns = (_rows.reward, _rows.num_tokens, age, _rows.uses, groups.c.success_rate, _rows.num_turns)
+        joined = schema.trajectories.outerjoin(groups, groups.c.id == _rows.group)
+        values = read_numbers(connection, sa.select(*columns).select_from(joined).where(mine))
         return {
-            "total": len(values),
-            "fields": {name: _field(name, column) for name, column in zip(FIELDS_SHOWN, values.T, strict=True)},
+            "total": values.shape[1],
+            "fields": {name: _field(name, column) for name, column in zip(FIELDS_SHOWN, values, strict=True)},
             "choices": _choices(connection, mine),
             "staleness": buffer_staleness(connection, age, mine),
         }
-
-
-def _values(
-    connection: sa.Connection, mine: sa.ColumnElement[bool], age: sa.ColumnElement[int]
-) -> npt.NDArray[np.float64]:
-    """Read the values [rows, fields]. NaN: the value is unknown."""
-    columns = (_rows.reward, _rows.num_tokens, age, _rows.uses, groups.c.success_rate, _rows.num_turns)
-    query = sa.select(*(sa.cast(column, sa.Double) for column in columns)).where(mine)
-    joined = query.join_from(schema.trajectories, groups, groups.c.id == _rows.group, isouter=True)
-    # Arrays are made of columns, because NumPy reads plain tuples several times as fast as database rows.
-    parts = connection.execute(joined).partitions(_FETCHED)
-    found = [np.array([*zip(*rows, strict=True)], np.float64) for rows in parts]
-    return np.concatenate([np.empty((len(FIELDS_SHOWN), 0)), *found], axis=1).T
 
 
 def _field(name: str, values: npt.NDArray[np.float64]) -> QueryResult:

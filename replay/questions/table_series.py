@@ -24,10 +24,11 @@ def _share(part: Any, whole: Any) -> sa.ColumnElement[Any]:
     return sa.cast(sa.func.sum(part), sa.Double) / sa.func.nullif(sa.func.sum(whole), 0)
 
 
-_TOKENS = sa.func.coalesce(trajectories.c.num_action_tokens, reclaimed.c.num_action_tokens)
-_WITH_TOKENS = draws.outerjoin(trajectories, trajectories.c.id == _used.trajectory).outerjoin(
+TOKENS = sa.func.coalesce(trajectories.c.num_action_tokens, reclaimed.c.num_action_tokens)
+WITH_TOKENS = draws.outerjoin(trajectories, trajectories.c.id == _used.trajectory).outerjoin(
     reclaimed, reclaimed.c.id == _used.trajectory
 )
+"""Draws with the sampled TOKENS of their rows, evicted rows included."""
 _FLAT = sa.cast(WITHOUT_SIGNAL, sa.Integer)
 _SERIES: Mapping[sa.Table, Mapping[str, sa.ColumnElement[Any]]] = {
     iterations: {
@@ -52,9 +53,7 @@ _SERIES: Mapping[sa.Table, Mapping[str, sa.ColumnElement[Any]]] = {
         "replay/staleness_mean": sa.func.avg(_used.staleness),
         "replay/staleness_max": sa.func.max(_used.staleness),
         "actor/replay/token_gap_max": sa.func.max(_used.token_gap_max),
-        "actor/replay/drift_mean": _share(
-            _used.drift_mean * _TOKENS, sa.case((_used.drift_mean.is_not(None), _TOKENS))
-        ),
+        "actor/replay/drift_mean": _share(_used.drift_mean * TOKENS, sa.case((_used.drift_mean.is_not(None), TOKENS))),
     },
 }
 """The series of each table, by the names under which metrics are logged. Drift is the mean over tokens, as there."""
@@ -74,7 +73,7 @@ def table_series(store: ReplayStore, run: str, names: Collection[str], *, within
         for table, columns in _SERIES.items():
             wanted = {name: column for name, column in columns.items() if name in names}
             at = table.c.iteration
-            query = sa.select(at, *wanted.values()).select_from(_WITH_TOKENS if table is draws else table)
+            query = sa.select(at, *wanted.values()).select_from(WITH_TOKENS if table is draws else table)
             query = query.where(table.c.run == run, at.between(within.start, within.stop - 1))
             query = query.where(_COUNTS.get(table, sa.true())).group_by(at).order_by(at)
             for iteration, *values in connection.execute(query) if wanted else ():

@@ -9,14 +9,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from context.messages import Message
-from replay.errors import ReplayError
-from replay.questions.filters.query import QueryResult, run_is
+from replay.questions.filters.query import QueryResult, find_one, run_is
 from replay.questions.summary import mean, total
 from replay.questions.trajectory import opening, question_in, shorten_conversations
 from replay.records import COMMITTED, ELIGIBLE, ORPHANED, REMOVED_TASK, REPLAY
 from replay.sampling.samplers import successes
 from replay.storage.format import schema
-from replay.storage.format.column_types import ExactText
 from replay.storage.format.rows import chunked, readable_messages
 from replay.storage.format.schema import draws, groups, iterations, messages, tasks
 from replay.storage.format.views import COUNTS_AS_ATTEMPTS, WITHOUT_SIGNAL
@@ -75,16 +73,9 @@ def task(store: ReplayStore, hash_prefix: str, run: str | None = None, *, limit:
 
 
 def _find(connection: sa.Connection, hash_prefix: str, url: str) -> QueryResult:
-    begins = sa.func.substr(tasks.c.hash, 1, len(hash_prefix), type_=ExactText) == hash_prefix
-    rows = connection.execute(sa.select(tasks).where(tasks.c.hash == hash_prefix)).mappings().all()
-    rows = rows or connection.execute(sa.select(tasks).where(begins).order_by(tasks.c.hash).limit(2)).mappings().all()
-    if not hash_prefix or len(rows) != 1:
-        which = "none" if not (rows and hash_prefix) else "more than one: " + ", ".join(row["hash"] for row in rows)
-        raise ReplayError(
-            f"HASH must be the beginning of one task's hash in {url}, got {hash_prefix!r}, which begins {which}. "
-            "See: agentloop replay ls --json"
-        )
-    (row,) = rows
+    of, advice = f"task's hash in {url}", "See: agentloop replay ls --json"
+    hash = find_one(connection, hash_prefix, sa.select(tasks.c.hash), name="HASH", of=of, advice=advice)
+    row = connection.execute(sa.select(tasks).where(tasks.c.hash == hash)).mappings().one()
     removed = row["payload"] == REMOVED_TASK
     return {**row, "payload": None if removed else json.loads(row["payload"]), "removed": removed}
 

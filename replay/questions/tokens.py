@@ -62,7 +62,7 @@ def tokens(
     with store.reading() as connection:
         (found,) = load(connection, [id], with_messages=False).in_order([id])
         authors = author_table(connection, found.record.run)
-        score = _scores_of(connection, id).get(segment)
+        score = scores_of(connection, id).get(segment)
         advantage = _advantage(connection, found)
     if not 0 <= segment < len(found.segments):
         raise ReplayError(f"segment must be from 0 to {len(found.segments) - 1}, got {segment}.")
@@ -90,7 +90,7 @@ def tokens(
         "behavior_log_probs": _numbers(behavior),
         "current_log_probs": None if current is None else _numbers(current[part]),
         "drift": None if current is None else _numbers(drift_of(current[part], behavior)),
-        "scored_by": _scorer(score),
+        "scored_by": None if score is None else scorer(score),
         "advantages": [advantage["value"] if token else None for token in trained.tolist()],
         "advantage": advantage,
         "policy_versions": _without(whole.policy_versions[part], NOT_SAMPLED),
@@ -98,13 +98,13 @@ def tokens(
     }
 
 
-def _scores_of(connection: sa.Connection, id: str) -> dict[int, sa.RowMapping]:
+def scores_of(connection: sa.Connection, id: str) -> dict[int, sa.RowMapping]:
     query = sa.select(token_scores).where(token_scores.c.trajectory == id)
     return {row["position"]: row for row in connection.execute(query).mappings()}
 
 
-def _scorer(score: sa.RowMapping | None) -> QueryResult | None:
-    return None if score is None else {"run": score["run"], "policy_version": score["policy_version"]}
+def scorer(score: sa.RowMapping) -> QueryResult:
+    return {"run": score["run"], "policy_version": score["policy_version"]}
 
 
 def _advantage(connection: sa.Connection, found: Trajectory) -> QueryResult:
@@ -185,7 +185,7 @@ def _turns_of_path(nodes: Sequence[Node], path: Path) -> npt.NDArray[np.int32]:
 
 def whole_segments(connection: sa.Connection, found: Trajectory, authors: AuthorTable) -> list[QueryResult]:
     """Return every token of every segment as stored numbers, without text."""
-    scores = _scores_of(connection, found.id)
+    scores = scores_of(connection, found.id)
     return [_whole(found, position, authors, scores.get(position)) for position in range(len(found.segments))]
 
 
@@ -201,5 +201,5 @@ def _whole(found: Trajectory, position: int, authors: AuthorTable, score: sa.Row
         "behavior_log_probs": [known(value) for value in tokens.behavior_log_probs.tolist()],
         "policy_versions": tokens.policy_versions.tolist(),
         "current_log_probs": None if current is None else [known(value) for value in current.tolist()],
-        "scored_by": _scorer(score),
+        "scored_by": None if score is None else scorer(score),
     }

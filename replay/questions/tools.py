@@ -10,12 +10,11 @@ import sqlalchemy as sa
 
 from context.authors import INITIALIZATION
 from context.messages import Message, ToolCall
-from replay.questions.cost import OWN_EPISODES
 from replay.questions.filters.query import QueryResult
 from replay.questions.runs import Series, merged_to, metric_series
-from replay.storage.format.rows import readable_messages
-from replay.storage.format.schema import messages, trajectories
-from replay.storage.statements import selected
+from replay.questions.trajectory import conversations_of
+from replay.storage.format.schema import trajectories
+from replay.storage.format.views import IS_EPISODE
 from replay.store import ReplayStore
 
 _rows = trajectories.c
@@ -49,7 +48,7 @@ def tools(store: ReplayStore, run: str, *, most: int | None = None) -> QueryResu
     `iterations` has `calls` per episode, the shares of failed calls by kind (`errors`), and the shares of episodes that
     called each tool (`using`). A line merges `merged` iterations.
     """
-    count = sa.select(sa.func.count(), sa.func.max(_rows.iteration)).where(_rows.run == run, OWN_EPISODES)
+    count = sa.select(sa.func.count(), sa.func.max(_rows.iteration)).where(_rows.run == run, IS_EPISODE)
     with store.reading() as connection:
         total, newest = connection.execute(count).one()
         every = 1 if most is None else max(1, -(-total // most))
@@ -79,15 +78,14 @@ def _read(connection: sa.Connection, run: str, every: int, merged: int) -> Itera
     """Yield point, success and calls of each `every`-th episode, if its messages can be read."""
     number = sa.func.row_number().over(order_by=(_rows.iteration, _rows.slot, _rows.id)).label("number")
     columns = (_rows.id, _rows.iteration, _rows.success, _rows.error_kinds)
-    of = sa.select(*columns, number).where(_rows.run == run, OWN_EPISODES).subquery().c
+    of = sa.select(*columns, number).where(_rows.run == run, IS_EPISODE).subquery().c
     chosen = sa.select(*(of[column.name] for column in columns)).where(of.number % every == 0)
     facts = {id: each for id, *each in connection.execute(chosen)}
-    for row in selected(connection, [*messages.c], messages.c.trajectory, [*facts]):
-        said = readable_messages(row.num_messages, row.said, row.checksum)
-        iteration, success, error_kinds = facts[row.trajectory]
+    for id, said in conversations_of(connection, [*facts]):
+        iteration, success, error_kinds = facts[id]
         if said is not None:
             point = iteration if iteration < 1 else iteration - (iteration - 1) % merged
-            yield point, bool(success), [*_calls_of((row.trajectory, point, bool(success)), said, error_kinds)]
+            yield point, bool(success), [*_calls_of((id, point, bool(success)), said, error_kinds)]
 
 
 def paired_calls(

@@ -17,13 +17,11 @@ from context.tokens.session_nodes import Fork, Node
 from context.tokens.session_segments import trained_in
 from context.tokens.token_sequence import Decoder, Segment
 from context.wording import excerpt
-from replay.errors import ReplayError
-from replay.questions.filters.query import QueryResult
-from replay.questions.tokens import CodecOf, no_codec, turns_of, whole_segments
+from replay.questions.filters.query import QueryResult, find_one
+from replay.questions.tokens import CodecOf, no_codec, scorer, scores_of, turns_of, whole_segments
 from replay.records import COMMITTED, EVICTED, Trajectory
 from replay.sampling.compatibility import difference_names, run_mismatches
 from replay.storage.format import schema
-from replay.storage.format.column_types import ExactText
 from replay.storage.format.rows import known, readable_messages
 from replay.storage.format.schema import FACTS, draws, groups, iterations, messages, policies, reclaimed, tasks
 from replay.storage.labels import labels_of
@@ -42,21 +40,9 @@ _SHOWN = 12
 
 def find(store: ReplayStore, id_prefix: str) -> str:
     """Find the one trajectory with this id, or whose id begins with it. Raises ReplayError for none or several."""
-    found: list[str] = []
     with store.reading() as connection:
-        for id in (_rows.id, reclaimed.c.id):
-            if connection.scalar(sa.select(id).where(id == id_prefix)) is not None:
-                return id_prefix
-        for id in (_rows.id, reclaimed.c.id):
-            begins = sa.func.substr(id, 1, len(id_prefix), type_=ExactText) == id_prefix
-            found += connection.scalars(sa.select(id).where(begins).order_by(id).limit(3))
-    if id_prefix and len(found) == 1:
-        return str(found[0])
-    which = "none" if not found else "more than one: " + ", ".join(found)
-    raise ReplayError(
-        f"ID must be the beginning of one trajectory's id, got {id_prefix!r}, which begins {which}. "
-        "See: agentloop replay ls"
-    )
+        ids = (sa.select(_rows.id), sa.select(reclaimed.c.id))
+        return find_one(connection, id_prefix, *ids, name="ID", of="trajectory's id", advice="See: agentloop replay ls")
 
 
 def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec) -> QueryResult:
@@ -80,7 +66,7 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
             return answer | {"problem": {"kind": "corrupt", "reason": loaded.corrupt[id]}}
         found = loaded.without_tokens.get(id) or loaded.whole[id]
         authors = author_table(connection, found.record.run)
-        scores = _scores(connection, id)
+        scores = {position: scorer(score) for position, score in scores_of(connection, id).items()}
         answer |= _surroundings(connection, found)
     facts = vars(found.record)
     return {
@@ -187,12 +173,6 @@ def _collection_facts(
         "task": _row_of(connection, tasks.c.hash, task),
         "staleness": staleness,
     }
-
-
-def _scores(connection: sa.Connection, id: str) -> dict[int, QueryResult]:
-    score = schema.token_scores.c
-    found = connection.execute(sa.select(score.position, score.run, score.policy_version).where(score.trajectory == id))
-    return {position: {"run": run, "policy_version": version} for position, run, version in found}
 
 
 def _segment_facts(
@@ -334,10 +314,14 @@ def excerpts_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, Quer
     The prompt is the last user message before the policy's first reply. The answer is the policy's last reply, or its
     tool calls if the reply has no text. A part is None if there is no such message, or the messages are damaged.
     """
-    columns = (messages.c.trajectory, messages.c.num_messages, messages.c.said, messages.c.checksum)
-    rows = selected(connection, columns, messages.c.trajectory, ids)
-    said = {row.trajectory: readable_messages(row.num_messages, row.said, row.checksum) for row in rows}
+    said = dict(conversations_of(connection, ids))
     return dict(zip(said, shorten_conversations([*said.values()]), strict=True))
+
+
+def conversations_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[tuple[str, tuple[Message, ...] | None]]:
+    """Yield the id and the messages of each row whose messages are stored. None: the messages are damaged."""
+    for row in selected(connection, [*messages.c], messages.c.trajectory, ids):
+        yield row.trajectory, readable_messages(row.num_messages, row.said, row.checksum)
 
 
 def shorten_conversations(conversations: Sequence[Sequence[Message] | None]) -> list[QueryResult]:

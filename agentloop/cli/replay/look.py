@@ -20,7 +20,6 @@ from agentloop.cli.text_tables import (
     quoted,
     row_table,
     state_text,
-    table,
     yes_or_no,
 )
 from context.authors import AuthorTable
@@ -30,7 +29,6 @@ from replay.locate import tokenizer
 from replay.open_buffer import OpenBuffer, find_run
 from replay.questions import Sort, TaskSort
 from replay.questions.outliers import duplicates
-from replay.questions.slices import slices
 from replay.records import REMOVED_TASK
 
 _ENDLESS = questions.Patience(rows=2**62, seconds=math.inf)
@@ -94,7 +92,9 @@ def show(
         if as_json:
             say_json(answer)
             return
-        say("\n".join([_facts_text(answer), *_requests(answer)]))
+        say(_facts_text(answer))
+        if answer["requests"]:
+            say("\nrequests of its agent's session:\n" + row_table(answer["requests"], REQUESTS))
         if answer["segments"]:
             _print_tokens(buffer, answer["id"])
         else:
@@ -206,8 +206,9 @@ def _facts_text(answer: dict[str, Any]) -> str:
     group, task, row = answer["group"], answer["task"], answer["record"] or answer["reclaimed"]
     known = None if task["payload"] == REMOVED_TASK else json.loads(task["payload"])
     payload = known if known is None else json.dumps(known, ensure_ascii=False)
+    made_from = [f"from {row['parent']}"] if row["parent"] else []
     lines = [
-        ("trajectory", answer["id"], state_text(answer), *_origin(row)),
+        ("trajectory", answer["id"], state_text(answer), f"source {row['source']}", *made_from),
         ("collected", f"iteration {row['iteration']}", f"slot {row['slot']}", f"policy {row['policy_version_min']}"),
         (
             "group",
@@ -254,34 +255,13 @@ def tasks(
         TaskSort, typer.Option(help="What comes first: those that never succeeded, or the greatest of a column.")
     ] = TaskSort.unsolved,
     ascending: Annotated[bool, typer.Option("--ascending", help="The least come first.")] = False,
-    by: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="Success by the values of a field, such as hops, instead.")
-    ] = None,
-    held_out: Annotated[bool, typer.Option("--held-out", help="With --by: of the kept evaluations.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Most tasks printed.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List tasks: first, latest and best success, groups without a signal, how often rows were replayed and drifted."""
     with opened(run) as buffer:
-        if by is None and not held_out:
-            answer = questions.task_list(buffer.store, buffer.run, sort=sort, ascending=ascending, limit=limit)
-        else:
-            answer = slices(buffer.store, buffer.run, by, held_out=held_out)
-    text = _tasks_text if "tasks" in answer else _slices_text
-    say_json(answer) if as_json else say(text(answer))
-
-
-def _slices_text(answer: dict[str, Any]) -> str:
-    if not answer["rows"]:
-        return "no field tells episodes apart"
-    titles = [f"{first}-{last}" if first < last else str(first) for first, last in answer["columns"]]
-    rows = [[row["value"], *map(_of_episodes, (row, *row["cells"]))] for row in answer["rows"]]
-    lines = [table([answer["by"], "all", *titles], rows), "", "successes of episodes, by iterations"]
-    return "\n".join([*lines, f"other fields: {', '.join(name for name in answer['fields'] if name != answer['by'])}"])
-
-
-def _of_episodes(cell: dict[str, int]) -> str:
-    return f"{share(cell['successes'], cell['episodes'])} of {cell['episodes']:,}" if cell["episodes"] else "-"
+        answer = questions.task_list(buffer.store, buffer.run, sort=sort, ascending=ascending, limit=limit)
+    say_json(answer) if as_json else say(_tasks_text(answer))
 
 
 def _tasks_text(answer: dict[str, Any]) -> str:
@@ -358,14 +338,3 @@ def _iteration_text(answer: dict[str, Any]) -> str:
         row_table(answer["trajectories"], _FED) if answer["trajectories"] else "no trajectories",
     ]
     return "\n".join(lines)
-
-
-def _origin(row: dict[str, Any]) -> list[str]:
-    """Write where a row came from: `source hindsight`, `from 3f9a...`."""
-    return [f"source {row['source']}", *([f"from {row['parent']}"] if row["parent"] else [])]
-
-
-def _requests(answer: dict[str, Any]) -> list[str]:
-    """Write the requests of an agent's session, a line each. A row of no session has none."""
-    rows = answer["requests"]
-    return ["", "requests of its agent's session:", row_table(rows, REQUESTS)] if rows else []

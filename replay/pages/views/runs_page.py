@@ -48,32 +48,20 @@ Ask = Callable[[QueryResult, str, Callable[[ReplayStore, str], Any]], Any]
 """A function (line of a run, name of a question, question about a store and a run) that returns the answer."""
 
 
-def list_database_runs(source: OpenBuffer, request: Request) -> QueryResult | Response:
-    """Show all runs of a database. If there is only one, its page is shown instead."""
-    lines, ask = _runs_of_database(source)
+def list_runs(source: OpenBuffer | OpenedRuns, request: Request) -> QueryResult | Response:
+    """Show all runs of a database or a folder. If a database has only one, its page is shown instead."""
+    lines, ask = _runs_of(source)
+    if isinstance(source, OpenedRuns):
+        return _shown(lines, ask, request, place=str(source.folder))
     if len(lines) == 1 and read_parameter(request, "all") is None:
         return RedirectResponse(address("runs", lines[0]["run"]), 303)
     return _shown(lines, ask, request, place=source.store.url)
 
 
-def list_folder_runs(source: OpenedRuns, request: Request) -> QueryResult:
-    return _shown(*_runs_of_folder(source), request, place=str(source.folder))
-
-
-def compare_database_runs(source: OpenBuffer, request: Request) -> QueryResult:
-    return _differences(*_runs_of_database(source), request)
-
-
-def compare_folder_runs(source: OpenedRuns, request: Request) -> QueryResult:
-    return _differences(*_runs_of_folder(source), request)
-
-
-def _runs_of_database(source: OpenBuffer) -> tuple[list[QueryResult], Ask]:
-    lines = [{**line, "key": line["run"], "href": address("runs", line["run"])} for line in run_lines(source)]
-    return lines, lambda line, _, asked: asked(source.store, line["run"])
-
-
-def _runs_of_folder(source: OpenedRuns) -> tuple[list[QueryResult], Ask]:
+def _runs_of(source: OpenBuffer | OpenedRuns) -> tuple[list[QueryResult], Ask]:
+    if isinstance(source, OpenBuffer):
+        lines = [{**line, "key": line["run"], "href": address("runs", line["run"])} for line in run_lines(source)]
+        return lines, lambda line, _, asked: asked(source.store, line["run"])
     lines = [
         {**line, "key": f"{line['folder']}:{line['run']}", "href": address("in", line["folder"], "runs", line["run"])}
         for line in source.lines()
@@ -164,8 +152,9 @@ def _shortest_names(lines: Sequence[QueryResult]) -> list[str]:
     ]
 
 
-def _differences(lines: Sequence[QueryResult], ask: Ask, request: Request) -> QueryResult:
+def compare_marked_runs(source: OpenBuffer | OpenedRuns, request: Request) -> QueryResult:
     """Return the configuration keys and numbers that differ between runs, how many numbers are equal, and the tasks."""
+    lines, ask = _runs_of(source)
     shown = _chosen(lines, list(dict.fromkeys(read_parameters(request, "show"))))
     facts = [ask(line, "facts", _run_facts) for line in shown]
     found = {name: _side_by_side([each[name] for each in facts]) for name in ("config", "numbers")}
@@ -300,7 +289,5 @@ class OpenedRuns:
         self._opened.close()
 
 
-DATABASE_RUNS: Page[OpenBuffer] = Page("/", "runs.html", list_database_runs, tab="runs")
-FOLDER_RUNS: Page[OpenedRuns] = Page("/", "runs.html", list_folder_runs, tab="runs")
-DATABASE_DIFFERENCES: Page[OpenBuffer] = Page("/differences", "differences.html", compare_database_runs, tab="runs")
-FOLDER_DIFFERENCES: Page[OpenedRuns] = Page("/differences", "differences.html", compare_folder_runs, tab="runs")
+PAGE: Page[Any] = Page("/", "runs.html", list_runs, tab="runs")
+DIFFERENCES: Page[Any] = Page("/differences", "differences.html", compare_marked_runs, tab="runs")

@@ -7,8 +7,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from replay.errors import ReplayError
 from replay.questions.filters import condition
 from replay.storage.format import schema
+from replay.storage.format.column_types import ExactText
 from replay.storage.format.schema import policies, runs
 from replay.storage.staleness import publishes_since
 
@@ -77,3 +79,21 @@ def staleness(connection: sa.Connection, run: str | None) -> sa.ColumnElement[in
     if not versions:
         return sa.cast(sa.null(), sa.BigInteger)
     return publishes_since(sa.case(*((_rows.run == of, version) for of, version in versions.items())), _rows)
+
+
+def find_one(
+    connection: sa.Connection, prefix: str, *queries: sa.Select[tuple[str]], name: str, of: str, advice: str
+) -> str:
+    """Return the one value of the queries that equals `prefix` or else begins with it. Raises ReplayError."""
+    found: list[str] = []
+    values = [(query, *query.selected_columns) for query in queries]
+    for query, value in values:
+        if connection.scalar(query.where(value == prefix)) is not None:
+            return prefix
+    for query, value in values:
+        begins = sa.func.substr(value, 1, len(prefix), type_=ExactText) == prefix
+        found += connection.scalars(query.where(begins).order_by(value).limit(3))
+    if prefix and len(found) == 1:
+        return found[0]
+    which = "more than one: " + ", ".join(found) if prefix and found else "none"
+    raise ReplayError(f"{name} must be the beginning of one {of}, got {prefix!r}, which begins {which}. {advice}")

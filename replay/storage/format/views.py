@@ -60,6 +60,8 @@ def _no_attempt(columns: Any) -> sa.ColumnElement[bool]:
 COUNTS_AS_ATTEMPTS = counts_as_attempts(groups)
 IS_EPISODE = (_rows.state != ORPHANED) & (_rows.source != HINDSIGHT)
 """A condition for stored rows that are episodes: a resume has not undone them, and they are not made from others."""
+WAS_EPISODE = ~_no_attempt(_left)
+"""The same condition for evicted rows."""
 WITHOUT_SIGNAL = (groups.c.size < 2) | (groups.c.reward_std == 0.0)
 """A condition for groups whose members all have the same reward: there is nothing to compare."""
 

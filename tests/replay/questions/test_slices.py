@@ -7,7 +7,6 @@ from replay.questions.slices import held_out_row, slices, unsolved_held_out
 from replay.questions.trajectory import shorten_conversations
 from replay.records import REMOVED_TASK, HeldOutEpisode, TaskRecord
 from tests.fakes.records import RUN, group, sql, trajectory
-from tests.fakes.replay_command import ask
 
 pytestmark = pytest.mark.every_database
 KINDS = {"a": (2, "easy", True), "b": (2, "hard", False), "c": (3, "easy", False), "d": (3, "hard", True)}
@@ -98,12 +97,6 @@ def test_held_out_tasks_have_kinds_and_those_that_were_lost_come_first(store: Re
         ("d", False, "\u2026 d?"),
     ]
     assert found["rows"][0]["course"] == [[0, 1.0], [10, 1.0], [20, 0.0]]
-
-
-def test_terminal_shows_the_shares_and_the_other_fields(store: ReplayStore) -> None:
-    said = ask("tasks", store.path or store.url, "--by", "hops", "--held-out").output.splitlines()
-    assert said[1].split()[:4] == ["2", "83.3", "%", "of"] and said[0].split() == ["hops", "all", "0", "10", "20"]
-    assert said[-1] == "other fields: info.level, long"
 
 
 def test_prompts_of_a_list_begin_where_they_differ() -> None:
