@@ -11,7 +11,8 @@ from agentloop.config.sections.context import ContextSection
 from agentloop.config.sections.environments import (
     EnvironmentPart,
     EnvironmentSection,
-    EnvironmentShares,
+    EnvironmentShare,
+    Name,
     TasksSection,
     check_environments,
 )
@@ -61,7 +62,7 @@ class RunConfig(Section):
     tiny: TinyModelSection = Field(default_factory=TinyModelSection, description="The built-in model.")
     warm_up: WarmUpSection = Field(default_factory=WarmUpSection, description="Supervised start of the built-in model.")
     environment: EnvironmentSection = Field(default_factory=EnvironmentSection, description="Where the agent acts.")
-    environments: EnvironmentShares = Field(
+    environments: dict[Name, EnvironmentShare] = Field(
         default_factory=dict,
         description="Several environments instead of one, by names of yours. Each has its share of the episodes, the "
         "keys of environment, and its own tasks; for example {easy: {share: 0.7, options: {hops: [1, 2]}}, hard: "

@@ -135,9 +135,8 @@ class Selection:
         every, kind = self._by_source[pick.source], replace(pick, count=0)
         if kind not in self._whole:
             asked = self._asked(pick)
-            there = find_whole_groups(
-                np.flatnonzero(every.mask if asked is None else every.mask & asked), self._columns
-            )
+            fits = every.mask if asked is None else every.mask & asked
+            there = find_whole_groups(np.flatnonzero(fits), self._columns)
             self._whole[kind] = there, there.mean_by_group(every.weights)
         groups, weights = self._whole[kind]
         if not self._taken:

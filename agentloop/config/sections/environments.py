@@ -125,9 +125,6 @@ class EnvironmentShare(EnvironmentSection):
     tasks: TasksSection = Field(default_factory=TasksSection, description="Its own tasks, as the section of that name.")
 
 
-EnvironmentShares = dict[Name, EnvironmentShare]
-
-
 @dataclass(frozen=True)
 class EnvironmentPart:
     """One environment of a run, with its tasks."""
