@@ -2,11 +2,14 @@ import pytest
 
 from context.messages import Message
 from replay import ReplayError, ReplayStore, questions
+from replay.open_buffer import OpenBuffer
+from replay.pages.app import create_app
 from replay.questions import Query
 from replay.questions.slices import held_out_row, slices, unsolved_held_out
 from replay.questions.trajectory import shorten_conversations
 from replay.records import REMOVED_TASK, HeldOutEpisode, TaskRecord
 from tests.fakes.records import RUN, group, sql, trajectory
+from tests.replay.pages.serving import served
 
 pytestmark = pytest.mark.every_database
 KINDS = {"a": (2, "easy", True), "b": (2, "hard", False), "c": (3, "easy", False), "d": (3, "hard", True)}
@@ -97,6 +100,13 @@ def test_held_out_tasks_have_kinds_and_those_that_were_lost_come_first(store: Re
         ("d", False, "\u2026 d?"),
     ]
     assert found["rows"][0]["course"] == [[0, 1.0], [10, 1.0], [20, 0.0]]
+
+
+def test_page_of_held_out_kinds_begins_with_the_latest_evaluation(store: ReplayStore) -> None:
+    with served(create_app(OpenBuffer(store))) as server:
+        words = server.words(f"/slices?run={RUN}&by=hops&of=held-out")
+    # Of three hops no task of two was solved; earlier evaluations are no further trials.
+    assert "3 0.0 % 2 0.0 % to 65.8 % 50.0 % 2 50.0 % 2 0.0 % 2" in words.replace("\u00a0", " ")
 
 
 def test_prompts_of_a_list_begin_where_they_differ() -> None:
