@@ -8,7 +8,6 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
-from context.tokens.token_sequence import Segment
 from replay.errors import CorruptTrajectory
 from replay.frames.arrow_rows import arrow
 from replay.questions.tokens import current_log_probs, drift_of
@@ -62,16 +61,15 @@ class TokenReader:
         if run not in self._authors:
             self._authors[run] = author_table(self._connection, run)
         authors = self._authors[run]
-        parts = [
-            _segment(segment, at, authors, _score(scores, row.id, at, len(segment.tokens)))
-            for at, segment in enumerate(row.segments)
-        ]
+        parts = [_segment(row, at, authors, scores.get((row.id, at))) for at in range(len(row.segments))]
         return {name: np.concatenate([part[name] for part in parts]) for name in TOKEN_COLUMNS}
 
 
-def _segment(segment: Segment, at: int, authors: AuthorTable, current: npt.NDArray[np.float32]) -> _Arrays:
-    """Return the columns of one segment. `current` has its current log-probs [T]; NaN: not scored."""
-    tokens, n = segment.tokens, len(segment.tokens)
+def _segment(row: Trajectory, at: int, authors: AuthorTable, score: bytes | None) -> _Arrays:
+    """Return the columns of one segment. `score` has its current log-probs as they are stored; None: not scored."""
+    tokens = row.segments[at].tokens
+    n = len(tokens)
+    current = np.full(n, np.nan, np.float32) if score is None else current_log_probs(row.id, score, n)
     codes, places = np.unique(tokens.authors, return_inverse=True)
     names = np.array([authors.name(int(code)) for code in codes], object)
     return {
@@ -85,13 +83,6 @@ def _segment(segment: Segment, at: int, authors: AuthorTable, current: npt.NDArr
         "current_log_prob": current,
         "token_drift": drift_of(current, tokens.behavior_log_probs),
     }
-
-
-def _score(scores: Mapping[tuple[str, int], bytes], id: str, position: int, count: int) -> npt.NDArray[np.float32]:
-    blob = scores.get((id, position))
-    if blob is None:
-        return np.full(count, np.nan, np.float32)
-    return current_log_probs(id, blob, count)
 
 
 def list_arrays(found: Sequence[_Arrays | None], names: Sequence[str]) -> dict[str, Any]:

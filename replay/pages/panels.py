@@ -319,9 +319,7 @@ def compare_runs(runs: Mapping[str, PanelGroups], places: Sequence[int]) -> Pane
                     before = panels.get(title) or replace(panel, title=title, curves=())
                     panels[title] = replace(before, curves=[*before.curves, mine])
     shown = {
-        question: [
-            each for each in panels.values() if question == BY_NAME or any(curve.points for curve in each.curves)
-        ]
+        question: [*panels.values()] if question == BY_NAME else measured_panels([*panels.values()])
         for question, panels in found.items()
     }
     return {question: panels for question, panels in shown.items() if panels}

@@ -71,10 +71,8 @@ def page(
         statement = sa.select(_rows.id).where(parts.columns, run_is(query.run, _rows.run))
         start = before if backwards else after
         if start is not None:
-            mine, theirs = (
-                sa.tuple_(*place),
-                _sort_values_of(connection, place, start, "before" if backwards else "after"),
-            )
+            mine = sa.tuple_(*place)
+            theirs = _sort_values_of(connection, place, start, "before" if backwards else "after")
             statement = statement.where(mine > theirs if rising else mine < theirs)
         statement = statement.order_by(*(column.asc() if rising else column.desc() for column in place))
         if parts.messages is None:

@@ -13,6 +13,7 @@ from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
 FAILED, SUCCESSFUL = "failed", "successful"
+_OUTCOMES = {False: FAILED, True: SUCCESSFUL}
 _MEANS = ("num_turns", "num_tool_calls", "num_tokens", "num_action_tokens", "reward")
 
 _Counts = Mapping[str, Counter[str]]
@@ -32,14 +33,14 @@ def outcomes(store: ReplayStore, run: str | None = None, filters: Sequence[str] 
         columns = (sa.func.sum(sa.cast(_rows[name], sa.Double)).label(name) for name in _MEANS)
         query = sa.select(_rows.stop_reason, _rows.success, sa.func.count().label("episodes"), *columns).where(mine)
         for row in connection.execute(query.group_by(_rows.stop_reason, _rows.success)).mappings():
-            outcome = _outcome(row["success"])
+            outcome = _OUTCOMES[row["success"]]
             reasons[outcome][row["stop_reason"]] += row["episodes"]
             sums[outcome].update({name: row[name] for name in _MEANS})
         errors = sa.select(_rows.error_kinds, _rows.success, sa.func.count()).where(
             mine, _rows.error_kinds.is_not(None)
         )
         for words, success, episodes in connection.execute(errors.group_by(_rows.error_kinds, _rows.success)):
-            kinds[_outcome(success)].update(dict.fromkeys(words.split(), episodes))
+            kinds[_OUTCOMES[success]].update(dict.fromkeys(words.split(), episodes))
     episodes = {name: counts.total() for name, counts in reasons.items()}
     return {
         "run": run,
@@ -49,10 +50,6 @@ def outcomes(store: ReplayStore, run: str | None = None, filters: Sequence[str] 
         "stop_reasons": _shares(reasons, episodes),
         "error_kinds": _shares(kinds, episodes),
     }
-
-
-def _outcome(success: bool) -> str:
-    return SUCCESSFUL if success else FAILED
 
 
 def _by_episode(name: str, sums: _Counts, episodes: Mapping[str, int]) -> QueryResult:

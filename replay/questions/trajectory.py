@@ -97,9 +97,8 @@ def _children(connection: sa.Connection, id: str) -> list[str]:
 
 def _evicted_facts(connection: sa.Connection, id: str) -> QueryResult:
     """Return the remaining facts of an evicted row. Its run, iteration and task come from its group."""
-    names = (*FACTS, "state_reason")
-    row = connection.execute(sa.select(*(reclaimed.c[name] for name in names)).where(reclaimed.c.id == id)).one()
-    left = dict(zip(names, row, strict=True))
+    query = sa.select(*(reclaimed.c[name] for name in (*FACTS, "state_reason"))).where(reclaimed.c.id == id)
+    left = connection.execute(query).mappings().one()
     group = _row_of(connection, groups.c.id, left["group"])
     run, iteration = group["run"], group["iteration"]
     return {

@@ -1,6 +1,7 @@
 """The pages about a buffer's rows: their list and distributions, the tasks, and failures beside successes."""
 
 import json
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -117,13 +118,8 @@ def tasks(source: OpenBuffer, request: Request) -> QueryResult:
     sort, order = TaskSort(read_choice(request, "sort", TaskSort)), read_choice(request, "order", ("desc", "asc"))
     limit = read_number(request, "limit", _TASKS, least=1, most=5000)
     found = questions.task_list(source.store, run, sort=sort, ascending=order == "asc", limit=limit)
-
-    def here(**more: object) -> str:
-        return address(
-            "tasks", run=read_parameter(request, "run"), **{"limit": read_parameter(request, "limit"), **more}
-        )
-
-    return {**found, "order": order, "here": here}
+    kept = {name: read_parameter(request, name) for name in ("run", "limit")}
+    return {**found, "order": order, "here": partial(address, "tasks", **kept)}
 
 
 def failures(source: OpenBuffer, request: Request) -> QueryResult:
@@ -137,22 +133,19 @@ def kinds(source: OpenBuffer, request: Request) -> QueryResult:
     held_out = of == "held-out"
     found = slices(source.store, run, read_parameter(request, "by"), held_out=held_out)
 
-    def here(**more: object) -> str:
-        return address("slices", **{"run": run or "*", "of": of, **more})
-
     def episodes(row: QueryResult, first: int, last: int) -> str:
         if not held_out:
             return address("buffer", run=run or "*", where=[row["filter"], f"{first} <= iteration <= {last}"])
         return address("runs", run, "held-out", iteration=last, by=found["by"], value=row["value"])
 
-    unsolved = unsolved_held_out(source.store, run) if held_out and run else None
-    shown = {
-        "here": here,
+    return {
+        **found,
+        "here": partial(address, "slices", run=run or "*", of=of),
         "episodes_at": episodes,
-        "unsolved": unsolved,
+        "unsolved": unsolved_held_out(source.store, run) if held_out and run else None,
         "run_names": questions.run_names(source.store),
+        **plain_groups({"": [_success_by_value(found)]}, merged=1),
     }
-    return {**found, **shown, **plain_groups({"": [_success_by_value(found)]}, merged=1)}
 
 
 def _success_by_value(found: QueryResult) -> Panel:

@@ -1,5 +1,7 @@
 """The pages of one run: its curves and iterations, its workers, its evaluations, and the effect of replay."""
 
+from functools import partial
+
 import yaml
 from starlette.requests import Request
 from starlette.responses import Response
@@ -77,16 +79,11 @@ def evaluation(source: OpenBuffer, request: Request) -> QueryResult:
         after=None if read_parameter(request, "after") is None else read_number(request, "after", 0),
         limit=read_number(request, "limit", _EPISODES, least=1, most=500),
     )
-
-    def here(**more: object) -> str:
-        kept = {name: read_parameter(request, name) for name in ("limit", "by", "value")}
-        asked = {"iteration": found["iteration"], "only": only, **kept, **more}
-        return address("runs", run.id, "held-out", **asked)
-
+    asked = {"iteration": found["iteration"], "only": only, "limit": read_parameter(request, "limit")}
     return {
         **found,
         "name": run.name,
-        "here": here,
+        "here": partial(address, "runs", run.id, "held-out", **asked, by=by, value=value),
         "choices": list(_ONLY),
         "only": only,
         "by": by,

@@ -51,11 +51,10 @@ Ask = Callable[[QueryResult, str, Callable[[ReplayStore, str], Any]], Any]
 def list_runs(source: OpenBuffer | OpenedRuns, request: Request) -> QueryResult | Response:
     """Show all runs of a database or a folder. If a database has only one, its page is shown instead."""
     lines, ask = _runs_of(source)
-    if isinstance(source, OpenedRuns):
-        return _shown(lines, ask, request, place=str(source.folder))
-    if len(lines) == 1 and read_parameter(request, "all") is None:
+    if isinstance(source, OpenBuffer) and len(lines) == 1 and read_parameter(request, "all") is None:
         return RedirectResponse(address("runs", lines[0]["run"]), 303)
-    return _shown(lines, ask, request, place=source.store.url)
+    place = source.store.url if isinstance(source, OpenBuffer) else str(source.folder)
+    return _shown(lines, ask, request, place=place)
 
 
 def _runs_of(source: OpenBuffer | OpenedRuns) -> tuple[list[QueryResult], Ask]:

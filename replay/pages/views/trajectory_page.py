@@ -1,5 +1,7 @@
 """The pages of one trajectory: its conversation, its tokens, and every update that used it."""
 
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -60,7 +62,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
         "color": read_choice(request, "color", _COLORS),
         "segment": segment,
         "token": read_number(request, "token", -1, least=-1),
-        "here": lambda **changes: address("trajectories", id, **changes),
+        "here": partial(address, "trajectories", id),
         **(plain_groups(use_panels(found["uses"]), merged=1) if view == "updates" or not record else {}),
         **(_conversation(found, read_number(request, "turn", 0)) if record and view == "conversation" else {}),
         "styles": {name: style_of(name) for own in names for name in (own, f"{own}(discard)")},
