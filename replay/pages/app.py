@@ -33,6 +33,7 @@ PAGES: tuple[Page[OpenBuffer], ...] = (
     run_page.HELD_OUT_TASK,
     run_page.HELD_OUT,
     run_page.REPLAYED,
+    run_page.AFTER_REPLAY,
     cost_page.TOOLS_PAGE,
     cost_page.COST_PAGE,
     buffer_page.PAGE,

@@ -20,6 +20,8 @@ from replay.storage.statements import selected
 from replay.store import ReplayStore
 
 _REPLAYED = sa.func.count().filter(draws.c.stream == REPLAY).label("replayed")
+_DRAWS = 1_000
+"""Number of draws whose rows are candidates for the list of largest gaps."""
 _SCORED = 1_000
 """Most scored rows that are read. Rows with the largest gaps in updates are read first."""
 
@@ -105,9 +107,9 @@ def _replays(connection: sa.Connection, run: str) -> dict[str, list[int]]:
     gone = sa.select(groups.c.task, place).join_from(reclaimed, groups, groups.c.id == reclaimed.c.group)
     gone = gone.join(draws, drawn == reclaimed.c.id)
     found: dict[str, list[int]] = {}
-    for task, iteration in connection.execute(sa.union_all(stored.where(used), gone.where(used)).order_by("iteration")):
+    for task, iteration in connection.execute(sa.union_all(stored.where(used), gone.where(used))).all():
         found.setdefault(task, []).append(iteration)
-    return found
+    return {task: sorted(iterations) for task, iterations in found.items()}
 
 
 def _changes(pairs: Sequence[tuple[float, float]]) -> QueryResult:
@@ -129,8 +131,11 @@ def token_gaps(store: ReplayStore, run: str | None = None, *, limit: int = 20) -
     by_row = sa.select(draws.c.trajectory, largest.label("gap"), _REPLAYED)
     by_row = by_row.where(measured, run_is(run, draws.c.run)).group_by(draws.c.trajectory)
     with store.reading() as connection:
-        rows = connection.execute(by_row.order_by(largest.desc(), draws.c.trajectory).limit(limit)).mappings()
-        gaps = by_row.subquery()
+        # The rows of the largest gaps of draws are looked up by an index; all rows would have to be put in groups.
+        most = sa.select(draws.c.trajectory).where(measured, run_is(run, draws.c.run))
+        found = by_row.where(draws.c.trajectory.in_(most.order_by(draws.c.token_gap_max.desc()).limit(_DRAWS)))
+        rows = connection.execute(found.order_by(largest.desc(), draws.c.trajectory).limit(limit)).mappings()
+        gaps = by_row.where(draws.c.trajectory.in_(sa.select(token_scores.c.trajectory))).subquery()
         scored = sa.select(token_scores.c.trajectory, sa.func.max(gaps.c.gap).label("gap"))
         scored = scored.join_from(token_scores, gaps, gaps.c.trajectory == token_scores.c.trajectory, isouter=True)
         scored = scored.where(run_is(run, token_scores.c.run)).group_by(token_scores.c.trajectory)

@@ -115,9 +115,13 @@ def replayed(source: OpenBuffer, request: Request) -> QueryResult:
         "run": run.id,
         "name": run.name,
         **plain_groups({"": [panel]}, merged=1, replayed=not rows or any(share for _, share in rows)),
-        "after": after_replay(source.store, run.id),
         "gaps": token_gaps(source.store, run.id),
     }
+
+
+def followed_replay(source: OpenBuffer, request: Request) -> QueryResult:
+    run = source.store.run(read_path_part(request, "run")).id
+    return {"run": run, "after": after_replay(source.store, run)}
 
 
 PAGE = Page("/runs/{run}", "run.html", shows, tab="run")
@@ -125,3 +129,4 @@ CLUSTER = Page("/runs/{run}/cluster", "cluster.html", cluster, tab="run")
 HELD_OUT = Page("/runs/{run}/held-out", "held_out.html", evaluation, tab="run")
 HELD_OUT_TASK = Page("/runs/{run}/held-out/{task}", "held_out_task.html", held_out_task, tab="run")
 REPLAYED = Page("/runs/{run}/replayed", "replayed.html", replayed, tab="run")
+AFTER_REPLAY = Page("/runs/{run}/after-replay", "after_replay.html", followed_replay, tab="run")

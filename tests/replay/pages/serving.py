@@ -136,6 +136,7 @@ def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str], *, held
         address("slices", run=run),
         address("slices", run=run, of="held-out"),
         address("runs", run, "replayed"),
+        address("runs", run, "after-replay"),
         address("runs", run, "tools"),
         address("runs", run, "cost", price_hour=2.5),
         address("", all=1, show=list(runs)),

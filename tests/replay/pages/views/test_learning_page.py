@@ -5,6 +5,7 @@ from contextlib import closing
 import pytest
 
 from replay import ReplayStore
+from replay.pages.addresses import address
 from tests.fakes.records import RUN, a_run, iterated, put, trajectory
 from tests.replay.pages.serving import Served, charts_of, inspecting, words_of
 
@@ -41,7 +42,7 @@ def test_pages_say_why_nothing_can_be_compared_if_each_task_was_met_once(file_st
     put(file_store, trajectory("other", group="other", task="other", run="run-2"))
     with inspecting(file_store) as server:
         assert "No task in this list was tried in a second iteration" in server.words(f"/tasks?run={RUN}")
-        assert "no task of this run was tried in two iterations" in server.words(f"/runs/{RUN}/replayed")
+        assert "no task of this run was tried in two iterations" in server.words(f"/runs/{RUN}/after-replay")
         differences = server.words(f"/differences?show={RUN}&show=run-2")
     assert "No task was tried by two of these runs" in differences and "of 0 tasks" not in differences
 
@@ -60,10 +61,13 @@ def test_replayed_shows_its_share_what_followed_and_the_largest_gaps(inspector: 
     # 5 of the 13 rows of iterations 2 and 3; the fakes give all rows one advantage and the sampler one weight.
     points = {curve["label"]: curve["points"] for curve in panel["curves"]}
     assert points["of the rows"] == [[1, 0.0], [2, pytest.approx(5 / 13)], [3, pytest.approx(5 / 13)]]
-    text = inspector.words(target)
+    followed = address("runs", RUN, "after-replay")
+    assert f'hx-get="{followed}"' in inspector.page(target)
+    text = inspector.words(followed)
     assert "some of the group yes 1 0.0 % 0.0 % to 79.3 % +0.000" in text
     assert "none of the group no 1 100.0 % 20.7 % to 100.0 % +1.000" in text
-    assert "1.500" in text and "No row is scored yet." in text
+    gaps = inspector.words(target)
+    assert "1.500" in gaps and "No row is scored yet." in gaps
 
 
 def test_tools_page_counts_calls_in_messages_and_leads_to_their_rows(inspector: Served) -> None:
