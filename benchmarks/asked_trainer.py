@@ -1,4 +1,4 @@
-"""A trainer beside an inspector that is asked for a page every second, against the same trainer alone.
+"""A trainer beside an inspector that is asked for a page every second, while somebody labels rows, against one alone.
 
 Trainings alternate, each in a process of its own; a pair's figure is the quotient of the CPU-seconds of both trainers.
 The inspector's own time is not in it: only what reading the database costs the process that writes it.
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
+import replay
 from benchmarks.inspected_run import inspected
 from replay.pages.addresses import address
 from tests.fakes.processes import Training, write_config
@@ -27,13 +28,15 @@ ITERATIONS = 120
 
 
 def asked_every_second(served: Served, run: Path, stop: threading.Event) -> int:
-    """The number of pages that were answered: every kind in turn, about what is newest."""
+    """The number of pages that were answered: every kind in turn, about what is newest, which is labelled, too."""
     for count in itertools.count():
         if stop.wait(1.0):
             return count
         query = "select id, run, task from trajectories order by iteration desc, slot limit 2"
         (first, id, task), (second, _, _) = rows(buffer_of(run), query)
         targets = [*page_addresses((id, id), task, [first, second]), address("buffer", where=["reward>=0.5"])]
+        with replay.open(str(run)) as buffer:
+            buffer.label([first], "looked at")
         status = served.ask(targets[count % len(targets)]).status
         assert status < 400, targets[count % len(targets)]
     raise AssertionError
