@@ -133,14 +133,19 @@ def test_what_a_run_was_stored_with_is_refused_where_no_batch_can_be_made_by_it(
             assert isinstance(raised.value, WrongSettings)
 
 
-def test_a_run_that_is_over_goes_on_by_its_fraction(tmp_path: Path) -> None:
+def test_a_run_that_has_ended_has_the_fraction_of_the_end_of_its_schedule(tmp_path: Path) -> None:
+    """As a resume with more iterations has it."""
     store = iterated(tmp_path / "replay.sqlite", 2)
-    schedule = {"fraction": 0.0625, "schedule": {"shape": "linear", "final": 0.0}, "successful_only": False}
-    configure(tmp_path / "replay.sqlite", {"run": {"iterations": 2}, "replay": schedule})
-    answer = before(store)
-    assert (answer["plan"]["fraction"], answer["plan"]["replay"]) == (0.0625, 8)
-    configure(tmp_path / "replay.sqlite", {"run": {"iterations": 3}, "replay": schedule})
-    assert before(store)["plan"]["replay"] == 0
+    schedule = {"fraction": 0.5, "schedule": {"shape": "linear", "final": 0.0625}, "successful_only": False}
+    for length, ended, places in (
+        (2, True, [0.5, 0.0625, 0.0625]),
+        (3, False, [0.5, 0.28125, 0.0625]),
+    ):
+        configure(tmp_path / "replay.sqlite", {"run": {"iterations": length}, "replay": schedule})
+        answer = before(store)
+        assert [each["fraction"] for each in answer["schedule"]] == places
+        named = (answer["ended"], answer["iteration"], answer["plan"]["fraction"], answer["plan"]["replay"])
+        assert named == (ended, 3, 0.0625, 8)
 
 
 WINS = Fresh(1, rates=(1.0,), run="wins", source="teacher")
