@@ -16,7 +16,7 @@ import sqlalchemy as sa
 import yaml
 from pydantic import ValidationError
 
-from replay.config import ReplayConfig, StoredConfig, stored_config
+from replay.config import ReplayConfig, StoredConfig, WrongSettings, stored_config
 from replay.errors import ReplayError, sentence_for_validation_error
 from replay.mixing.batch_plan import BatchPlan, Mixer
 from replay.mixing.mix_settings import MixRule
@@ -268,10 +268,6 @@ def _described(trial: TrialDraw, rows: Sequence[SelectedRow], now: _RunState) ->
             }
         )
     return found
-
-
-class WrongSettings(ReplayError):
-    """The settings are invalid, or allow no batch."""
 
 
 def changed(stored: StoredConfig, given: Mapping[str, Any]) -> StoredConfig:

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from replay import ReplayError, ReplayStore, Rows, Sampler
-from replay.config import StoredConfig
+from replay.config import StoredConfig, WrongSettings
 from replay.mixing.request import DrawRequest, Limits, Pick
-from replay.next_batch import WrongSettings, as_yaml, changed, empty_sources, preview_with
+from replay.next_batch import as_yaml, changed, empty_sources, preview_with
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from tests.fakes.records import RUN, Fresh, add_run, iterated, new_store, set_state, sql
@@ -119,7 +119,7 @@ def test_members_of_every_group_are_of_the_tasks_tried_longest_ago(tmp_path: Pat
 
 def test_what_a_run_was_stored_with_is_refused_where_no_batch_can_be_made_by_it(tmp_path: Path) -> None:
     store = iterated(tmp_path / "replay.sqlite", 1)
-    refused = "configuration of run run-1 must be one that a run was started with.*"
+    refused = "configuration of run run-1 must be one of this agentloop, got one that another recorded: "
     for replay, message in (
         ({"wobble": 2}, rf"{refused}replay.wobble"),
         ({"unit": "trajectory"}, rf"{refused}environment.task_pool must be a number"),

@@ -89,6 +89,18 @@ def test_a_run_that_has_ended_says_what_a_resume_would_do(tmp_path: Path) -> Non
     assert sentence in tried and "fresh 120" in tried and "here." not in tried
 
 
+def test_a_run_of_another_agentloop_has_a_page_that_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    iterated(path, 1).close()
+    sql(path, "update runs set config = ?", json.dumps({"replay": {"negative_weight": 1.0}}))
+    with inspecting(path) as server:
+        text = server.words("/mixing")
+    assert (
+        "No batch configuration of run run-1 must be one of this agentloop, got one that another recorded: "
+        "replay.negative_weight must be a known key, got an unknown one. Use the agentloop that recorded it."
+    ) in text
+
+
 def test_field_and_command_say_what_the_address_says(server: Served, three_iterations: ReplayStore) -> None:
     text = unescape(page(server, set=CHOSEN))
     assert f'value="{CHOSEN}"' in text
