@@ -92,6 +92,7 @@ def test_page_of_imported_rows_says_that_nothing_was_trained_here(tmp_path: Path
         "imported code version",
         "No update is stored here These rows came from a file or another buffer: nothing was trained here.",
         "collected success 37.5 % (newest 3 iterations)",
+        "counts groups as they were collected. The buffer and the cost count the rows that are stored here",
         "not measured This database holds no evaluation of the run.",
         "none This database holds no finished iteration of the run. groups without signal 0.0 % of 6",
         "in the buffer 24 rows, 24 can be drawn",
