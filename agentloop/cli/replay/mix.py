@@ -93,7 +93,7 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
             "stale": ("staleness", 0),
             "reward": ("reward", 3),
             "success": yes_or_no("success"),
-            "share": ("probability", 4),
+            "probability": ("probability", 4),
             "replayed": "replayed",
             "task": lambda row: row["task"][:8],
         },
