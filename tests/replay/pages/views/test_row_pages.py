@@ -202,8 +202,11 @@ def test_lost_held_out_task_shows_its_payload_and_its_last_success_beside_the_fa
         file_store.keep_held_out(RUN, [episode(0, iteration, success=success)], evaluations=9)
     with inspecting(file_store) as server:
         html = server.page(f"{HELD_OUT}/task-0")
+        file_store.keep_held_out(RUN, [episode(0, 6, success=True)], evaluations=9)
+        again = server.page(f"{HELD_OUT}/task-0")
     beside = ["After iteration 2: success, reward 1.00", "After iteration 4: no success, reward 0.00"]
-    assert re.findall(r"<h3>([^<]+)</h3>", html) == beside
+    assert [re.findall(r"<h3>([^<]+)</h3>", page) for page in (html, again)] == [beside, beside]
+    assert "<h2>How it was lost</h2>" in html and "<h2>How it was lost for a while</h2>" in again
     assert "{&#34;hops&#34;:2,&#34;store&#34;:{&#34;k1&#34;:&#34;drawer&#34;}}" in html and "<details" in html
     assert html.count("What is 6 times 7?") == 1 and not re.findall(r"<details[^>]* open", html)
 
