@@ -82,6 +82,13 @@ def test_rows_say_what_was_asked_and_how_far_they_drifted_and_how_stale_they_are
     assert stale in inspector.page(address("buffer", "overview", run=RUN))
 
 
+def test_a_condition_that_no_row_fits_says_what_to_do(inspector: Served) -> None:
+    named = inspector.page("/buffer?where=payload[%27hop%27]%3E2")
+    assert "Take a condition away." in named and "Perhaps no task's payload has a field of this name" in unescape(named)
+    other = inspector.page("/buffer?where=reward%3E2")
+    assert "Take a condition away.</p>" in other and "a bar above" not in other
+
+
 def test_rows_whose_tool_calls_failed_come_first_and_say_how(inspector: Served) -> None:
     html = inspector.page(address("buffer", run="import-1", sort="num_tool_errors"))
     assert (listed(html)[0], html.count('<span class="badge bad">2 raised</span>')) == ("b", 1)
