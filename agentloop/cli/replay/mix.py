@@ -76,7 +76,8 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
     plan, batch = answer["plan"], answer["batch"]
     groups = " ".join(f"{count}x{size}" for size, count in plan["groups"]) or "-"
     if answer["ended"]:
-        yield "The run has ended: a resume would make this iteration. Its schedule keeps the length that it began with."
+        yield "The run has ended: a resume with more iterations, or without its target, would make this one."
+        yield "Its schedule keeps the length that it began with."
     yield f"iteration  {answer['iteration']}, policy {answer['policy_version']}"
     yield f"fresh      {plan['fresh']} in groups {groups}"
     yield f"replayed   {plan['replay']} of {plan['planned_replay']} planned ({share(plan['fraction'], 1)} configured)"

@@ -82,7 +82,7 @@ def test_a_run_that_has_ended_says_what_a_resume_would_do(tmp_path: Path) -> Non
     with inspecting(path) as server:
         text, html = server.words("/mixing"), server.page("/mixing")
         tried = server.words("/mixing?" + urlencode({"set": f"fraction=0.0625 schedule={constant}"}))
-    sentence = "The run has ended after iteration 3. A resume with more iterations would make this one"
+    sentence = "The run has ended after iteration 3. A resume with more iterations, or without its target, would"
     assert sentence in text and "and gives 0.0 % here." in text
     (schedule,) = charts_of(html).values()
     assert schedule["curves"][0]["points"] == [[1, 0.5], [2, 0.25], [3, 0.0], [4, 0.0]]
