@@ -278,13 +278,17 @@ class StoredConfig(_RunSection):
         return self.replay.mix_rule(self.batch, self.run.schedule_length)
 
 
+class WrongSettings(ReplayError):
+    """The settings are invalid, or allow no batch."""
+
+
 def stored_config(run: RunRecord) -> StoredConfig:
-    """The stored configuration of a run. Raises ReplayError if this version would start no run with it: other programs
-    may have written it."""
+    """The stored configuration of a run. Raises WrongSettings if this version would start no run with it: another
+    version or program may have written it."""
     try:
         return StoredConfig.model_validate(dict(run.config))
     except ValidationError as error:
-        raise ReplayError(
-            f"configuration of run {run.id} must be one that a run was started with, got another: "
-            f"{sentence_for_validation_error(error):.200} Ask for another run."
+        raise WrongSettings(
+            f"configuration of run {run.id} must be one of this agentloop, got one that another recorded: "
+            f"{sentence_for_validation_error(error):.200} Use the agentloop that recorded it."
         ) from error

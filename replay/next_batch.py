@@ -16,12 +16,13 @@ import sqlalchemy as sa
 import yaml
 from pydantic import ValidationError
 
-from replay.config import ReplayConfig, StoredConfig, stored_config
+from replay.config import ReplayConfig, StoredConfig, WrongSettings, stored_config
 from replay.errors import ReplayError, sentence_for_validation_error
 from replay.mixing.batch_plan import BatchPlan, Mixer
-from replay.mixing.mix_settings import MixRule, Schedule
+from replay.mixing.mix_settings import MixRule
 from replay.mixing.request import Availability, DrawRequest
 from replay.questions.filters.query import QueryResult
+from replay.questions.runs import FINISHED, progress
 from replay.records import ELIGIBLE, STATES
 from replay.sampling.samplers import SAMPLERS, RankedSampler, Sampler, make_sampler
 from replay.sampling.selection import SelectedRow
@@ -108,6 +109,7 @@ def preview(
         return {
             "run": record.id,
             "iteration": now.iteration,
+            "ended": progress(store, record, folder)["state"] == FINISHED,
             "policy_version": now.policy_version,
             "settings": config.replay.model_dump(mode="json"),
             "yaml": as_yaml(config.replay),
@@ -170,20 +172,17 @@ def _built_in(config: StoredConfig) -> Sampler:
 
 def _mixer(config: StoredConfig, now: _RunState, folder: Path | None) -> tuple[Mixer, bool]:
     """The run's mixer, and whether a checkpoint says what earlier iterations rounded off."""
-    rule = config.mix_rule()
-    if now.iteration > config.run.iterations:  # the run is over, and its schedule may have ended at 0
-        rule = rule.model_copy(update={"schedule": Schedule()})
-    mixer = Mixer(rule)
+    mixer = Mixer(config.mix_rule())
     try:
         state = folder and folder / "checkpoints" / f"{now.iteration - 1:06d}" / "state.json"
         saved = state and json.loads(state.read_text())["mixer"]
     except (OSError, ValueError, KeyError, TypeError):
         saved = None  # a running trainer writes and removes checkpoints
-    if isinstance(saved, dict) and saved.get("unit") == rule.unit:
+    if isinstance(saved, dict) and saved.get("unit") == mixer.rule.unit:
         mixer.load_state(saved)
         return mixer, True
     mixer.started = now.has_replayed
-    mixer.success_reached = (now.best_success or 0.0) >= (rule.start.success_rate or 0.0)
+    mixer.success_reached = (now.best_success or 0.0) >= (mixer.rule.start.success_rate or 0.0)
     return mixer, False
 
 
@@ -269,10 +268,6 @@ def _described(trial: TrialDraw, rows: Sequence[SelectedRow], now: _RunState) ->
             }
         )
     return found
-
-
-class WrongSettings(ReplayError):
-    """The settings are invalid, or allow no batch."""
 
 
 def changed(stored: StoredConfig, given: Mapping[str, Any]) -> StoredConfig:

@@ -32,7 +32,8 @@ def environment() -> Environment:
     templates.filters |= {
         "digits": digits,
         "number": lambda value: _DASH if value is None else number(value),
-        "short": lambda id, length=10: id[:length],
+        # Ids and hashes that agentloop makes have at least 32 characters. Ids that somebody chose are shown whole.
+        "short": lambda id, length=10: id if len(id) < 32 else id[:length],
         "error_counts": error_counts,
         "percent": lambda value: _DASH if value is None else f"{100 * value:.1f}\u00a0%",
         "interval": interval,

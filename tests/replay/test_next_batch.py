@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from replay import ReplayError, ReplayStore, Rows, Sampler
-from replay.config import StoredConfig
+from replay.config import StoredConfig, WrongSettings
 from replay.mixing.request import DrawRequest, Limits, Pick
-from replay.next_batch import WrongSettings, as_yaml, changed, empty_sources, preview_with
+from replay.next_batch import as_yaml, changed, empty_sources, preview_with
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from tests.fakes.records import RUN, Fresh, add_run, iterated, new_store, set_state, sql
@@ -119,7 +119,7 @@ def test_members_of_every_group_are_of_the_tasks_tried_longest_ago(tmp_path: Pat
 
 def test_what_a_run_was_stored_with_is_refused_where_no_batch_can_be_made_by_it(tmp_path: Path) -> None:
     store = iterated(tmp_path / "replay.sqlite", 1)
-    refused = "configuration of run run-1 must be one that a run was started with.*"
+    refused = "configuration of run run-1 must be one of this agentloop, got one that another recorded: "
     for replay, message in (
         ({"wobble": 2}, rf"{refused}replay.wobble"),
         ({"unit": "trajectory"}, rf"{refused}environment.task_pool must be a number"),
@@ -133,14 +133,19 @@ def test_what_a_run_was_stored_with_is_refused_where_no_batch_can_be_made_by_it(
             assert isinstance(raised.value, WrongSettings)
 
 
-def test_a_run_that_is_over_goes_on_by_its_fraction(tmp_path: Path) -> None:
+def test_a_run_that_has_ended_has_the_fraction_of_the_end_of_its_schedule(tmp_path: Path) -> None:
+    """As a resume with more iterations has it."""
     store = iterated(tmp_path / "replay.sqlite", 2)
-    schedule = {"fraction": 0.0625, "schedule": {"shape": "linear", "final": 0.0}, "successful_only": False}
-    configure(tmp_path / "replay.sqlite", {"run": {"iterations": 2}, "replay": schedule})
-    answer = before(store)
-    assert (answer["plan"]["fraction"], answer["plan"]["replay"]) == (0.0625, 8)
-    configure(tmp_path / "replay.sqlite", {"run": {"iterations": 3}, "replay": schedule})
-    assert before(store)["plan"]["replay"] == 0
+    schedule = {"fraction": 0.5, "schedule": {"shape": "linear", "final": 0.0625}, "successful_only": False}
+    for length, ended, places in (
+        (2, True, [0.5, 0.0625, 0.0625]),
+        (3, False, [0.5, 0.28125, 0.0625]),
+    ):
+        configure(tmp_path / "replay.sqlite", {"run": {"iterations": length}, "replay": schedule})
+        answer = before(store)
+        assert [each["fraction"] for each in answer["schedule"]] == places
+        named = (answer["ended"], answer["iteration"], answer["plan"]["fraction"], answer["plan"]["replay"])
+        assert named == (ended, 3, 0.0625, 8)
 
 
 WINS = Fresh(1, rates=(1.0,), run="wins", source="teacher")

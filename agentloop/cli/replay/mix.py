@@ -75,6 +75,9 @@ def _pool_of(part: EnvironmentPart, *, counts: bool) -> int | Literal["unlimited
 def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
     plan, batch = answer["plan"], answer["batch"]
     groups = " ".join(f"{count}x{size}" for size, count in plan["groups"]) or "-"
+    if answer["ended"]:
+        yield "The run has ended: a resume with more iterations, or without its target, would make this one."
+        yield "Its schedule keeps the length that it began with."
     yield f"iteration  {answer['iteration']}, policy {answer['policy_version']}"
     yield f"fresh      {plan['fresh']} in groups {groups}"
     yield f"replayed   {plan['replay']} of {plan['planned_replay']} planned ({share(plan['fraction'], 1)} configured)"
@@ -91,7 +94,7 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
             "stale": ("staleness", 0),
             "reward": ("reward", 3),
             "success": yes_or_no("success"),
-            "share": ("probability", 4),
+            "probability": ("probability", 4),
             "replayed": "replayed",
             "task": lambda row: row["task"][:8],
         },

@@ -6,9 +6,9 @@ from typing import Any
 from starlette.requests import Request
 
 from replay import questions
-from replay.config import stored_config
+from replay.config import WrongSettings, stored_config
 from replay.locate import own_folder
-from replay.next_batch import WrongSettings, changed, preview
+from replay.next_batch import changed, preview
 from replay.open_buffer import OpenBuffer
 from replay.pages.addresses import read_parameter
 from replay.pages.commands import mix_command

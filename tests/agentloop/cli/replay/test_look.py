@@ -70,7 +70,8 @@ def buffer_of(run: Path) -> Location:
 def used_lines(output: str) -> list[tuple[str, ...]]:
     """Iteration, slot and stream of each update that `show` prints."""
     titles, *uses = output[output.index("every update that used it") :].splitlines()[1:]
-    assert titles.split()[:4] == ["iter", "slot", "stream", "share"]
+    named = "iter slot stream probability stale advantage drift gap weight share kl clipped"
+    assert titles.split() == named.split()
     return [tuple(line.split()[:3]) for line in uses if not line.startswith("iteration ")]
 
 

@@ -55,6 +55,14 @@ def test_mix_knows_how_many_rows_of_a_file_are_tasks(run: Path, tmp_path: Path) 
     assert (plan["assumed_tasks"], plan["new_tasks"]) == (3, 2)
 
 
+def test_mix_of_a_run_that_has_ended_says_what_a_resume_would_do(run: Path) -> None:
+    assert "has ended" not in ask("mix", run).output
+    with closing(ReplayStore.open(run)) as store:
+        store.roles.end_run(RUN)
+    text = ask("mix", run).output
+    assert text.startswith("The run has ended: a resume with more iterations, or without its target, would make this")
+
+
 def test_mix_runs_the_file_of_a_sampler_of_ones_own(run: Path) -> None:
     answer = json.loads(ask("mix", run, "--set", "replay.sampler=examples/long_first.py:LongFirst", "--json").output)
     assert answer["settings"]["sampler"] == "examples/long_first.py:LongFirst"

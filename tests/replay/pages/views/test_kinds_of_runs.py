@@ -7,7 +7,7 @@ from pathlib import Path
 from replay import ReplayStore, questions
 from replay.exchange import export_file, import_file
 from replay.questions import Query
-from tests.fakes.records import RUN, Fresh, a_run, iterated, new_store
+from tests.fakes.records import RUN, Fresh, a_run, add_draw, iterated, new_store, put, sql, trajectory
 from tests.replay.pages.serving import Served, charts_of, inspecting
 
 HERE = f"/runs/{RUN}"
@@ -49,6 +49,20 @@ def test_page_of_a_trainer_of_one_s_own_that_logs_nothing_shows_its_batches_grou
     assert "by its defaults, not what the run's own trainer draws" in mixing
 
 
+def test_pages_of_a_trainer_that_stores_only_which_rows_went_in_say_what_is_not_known(tmp_path: Path) -> None:
+    with closing(iterated(tmp_path / "replay.sqlite", 1)) as store:
+        put(store, trajectory("of-my-trainer-1-10", group="other", slot=8))
+        add_draw(store, "of-my-trainer-1-10", slot=8)
+        sql(store, "update draws set advantage = null, drift_mean = null, token_gap_max = null")
+        with inspecting(store) as server:
+            words, cost = server.words(f"{HERE}/iterations/1"), server.words(f"{HERE}/cost")
+    assert "The run logged no ratio and no drift of this iteration." in words and "quantity stream" not in words
+    assert "The update stored no advantages of its own: these are the stored rows'." in words
+    assert words.count("+0.50") == 9
+    assert "of-my-trainer-1-10" in words
+    assert "The run logged no seconds, such as time/iteration" in cost and "Type a price above" in cost
+
+
 def test_groups_without_signal_are_those_that_all_failed_and_those_that_all_solved(tmp_path: Path) -> None:
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         fresh = Fresh(1, rates=(0.0, 0.0, 1.0, 0.5))
@@ -78,6 +92,7 @@ def test_page_of_imported_rows_says_that_nothing_was_trained_here(tmp_path: Path
         "imported code version",
         "No update is stored here These rows came from a file or another buffer: nothing was trained here.",
         "collected success 37.5 % (newest 3 iterations)",
+        "counts groups as they were collected. The buffer and the cost count the rows that are stored here",
         "not measured This database holds no evaluation of the run.",
         "none This database holds no finished iteration of the run. groups without signal 0.0 % of 6",
         "in the buffer 24 rows, 24 can be drawn",

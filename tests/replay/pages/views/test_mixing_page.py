@@ -73,6 +73,34 @@ def test_every_source_the_schedule_and_every_rule_are_shown(tmp_path: Path) -> N
         assert rule in text, rule
 
 
+def test_a_run_that_has_ended_says_what_a_resume_would_do(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    iterated(path).close()
+    replay = {"fraction": 0.5, "schedule": {"shape": "linear", "final": 0.0}, "successful_only": False}
+    sql(path, "update runs set config = ?", json.dumps({"run": {"iterations": 3}, "replay": replay}))
+    constant = '{"shape":"constant","final":null}'
+    with inspecting(path) as server:
+        text, html = server.words("/mixing"), server.page("/mixing")
+        tried = server.words("/mixing?" + urlencode({"set": f"fraction=0.0625 schedule={constant}"}))
+    sentence = "The run has ended after iteration 3. A resume with more iterations, or without its target, would"
+    assert sentence in text and "and gives 0.0 % here." in text
+    (schedule,) = charts_of(html).values()
+    assert schedule["curves"][0]["points"] == [[1, 0.5], [2, 0.25], [3, 0.0], [4, 0.0]]
+    assert sentence in tried and "fresh 120" in tried and "here." not in tried
+
+
+def test_a_run_of_another_agentloop_has_a_page_that_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    iterated(path, 1).close()
+    sql(path, "update runs set config = ?", json.dumps({"replay": {"negative_weight": 1.0}}))
+    with inspecting(path) as server:
+        text = server.words("/mixing")
+    assert (
+        "No batch configuration of run run-1 must be one of this agentloop, got one that another recorded: "
+        "replay.negative_weight must be a known key, got an unknown one. Use the agentloop that recorded it."
+    ) in text
+
+
 def test_field_and_command_say_what_the_address_says(server: Served, three_iterations: ReplayStore) -> None:
     text = unescape(page(server, set=CHOSEN))
     assert f'value="{CHOSEN}"' in text

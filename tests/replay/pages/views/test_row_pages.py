@@ -82,6 +82,13 @@ def test_rows_say_what_was_asked_and_how_far_they_drifted_and_how_stale_they_are
     assert stale in inspector.page(address("buffer", "overview", run=RUN))
 
 
+def test_a_condition_that_no_row_fits_says_what_to_do(inspector: Served) -> None:
+    named = inspector.page("/buffer?where=payload[%27hop%27]%3E2")
+    assert "Take a condition away." in named and "Perhaps no task's payload has a field of this name" in unescape(named)
+    other = inspector.page("/buffer?where=reward%3E2")
+    assert "Take a condition away.</p>" in other and "a bar above" not in other
+
+
 def test_rows_whose_tool_calls_failed_come_first_and_say_how(inspector: Served) -> None:
     html = inspector.page(address("buffer", run="import-1", sort="num_tool_errors"))
     assert (listed(html)[0], html.count('<span class="badge bad">2 raised</span>')) == ("b", 1)
@@ -202,8 +209,11 @@ def test_lost_held_out_task_shows_its_payload_and_its_last_success_beside_the_fa
         file_store.keep_held_out(RUN, [episode(0, iteration, success=success)], evaluations=9)
     with inspecting(file_store) as server:
         html = server.page(f"{HELD_OUT}/task-0")
+        file_store.keep_held_out(RUN, [episode(0, 6, success=True)], evaluations=9)
+        again = server.page(f"{HELD_OUT}/task-0")
     beside = ["After iteration 2: success, reward 1.00", "After iteration 4: no success, reward 0.00"]
-    assert re.findall(r"<h3>([^<]+)</h3>", html) == beside
+    assert [re.findall(r"<h3>([^<]+)</h3>", page) for page in (html, again)] == [beside, beside]
+    assert "<h2>How it was lost</h2>" in html and "<h2>How it was lost for a while</h2>" in again
     assert "{&#34;hops&#34;:2,&#34;store&#34;:{&#34;k1&#34;:&#34;drawer&#34;}}" in html and "<details" in html
     assert html.count("What is 6 times 7?") == 1 and not re.findall(r"<details[^>]* open", html)
 
