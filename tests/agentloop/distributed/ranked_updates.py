@@ -56,7 +56,7 @@ def updated(trainer: Trainer, first: int, last: int) -> list[dict[str, Any]]:
     told = []
     for update in range(first, last + 1):
         result = trainer.update(batch(update), iteration=update)
-        rows = {f"{name}/{key}": value for name, stats in result.rows.items() for key, value in vars(stats).items()}
+        rows = {f"{name}/{key}": value for name, stats in result.rows.items() for key, value in stats.items()}
         told.append({**result.metrics, **rows})
     return told
 
