@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
+from replay.pages.addresses import address
 from replay.pages.app import create_folder_app
 from replay.pages.views.runs_page import OpenedRuns
 from tests.browser.demonstration import OTHER
@@ -17,7 +18,7 @@ from tests.fakes.runs import rows
 from tests.replay.pages.serving import Served, missing_pages, page_addresses, served
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 SIZES = [(1280, 800), (390, 844)]
 
@@ -131,3 +132,21 @@ def test_runs_are_drawn_as_one_over_what_they_spent(page: Page, server: Served, 
     page.get_by_role("button", name="Compare the marked").click()
     page.wait_for_url("**over=hours*")
     assert "smooth=2" in page.url and "metric=actor%2Fentropy" in page.url
+
+
+DRAWN_BY_CHARTS_ALONE = """() => import("/static/charts.js").then(() => new Promise((done) => {
+  requestAnimationFrame(() => setTimeout(() => setTimeout(done)));
+}))"""
+
+
+def test_runs_are_drawn_as_asked_however_late_their_script_comes(page: Page, server: Served, run_folder: Path) -> None:
+    ((run,),) = rows(run_folder / "replay.sqlite", f"select id from runs where id <> '{OTHER}'")
+    late: list[Route] = []
+    page.route("**/static/runs.js", lambda route: late.append(route))
+    page.goto(server.address + address(all=1, show=[run, OTHER], over="episodes"), wait_until="commit")
+    page.wait_for_function("() => typeof uPlot !== 'undefined' && document.getElementById('reading')")
+    page.evaluate(DRAWN_BY_CHARTS_ALONE)
+    late[0].continue_()
+    legend = page.locator("#panel-reward .legend")
+    legend.get_by_text("episodes").first.wait_for()
+    assert "iteration" not in legend.inner_text()

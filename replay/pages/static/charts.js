@@ -6,8 +6,8 @@
 // replay.pages.charts makes of a panel. `data-link` is where a click leads, {} being the place clicked on.
 // `data-marks` holds places on the horizontal axis with their names, as [[3, "sampled"]].
 // Charts whose horizontal axes count the same share their crosshair and their zoom. Pages that get new values call
-// `update`; "zoom" tells them of a stretch that is looked at, or of none. A page may change
-// charts before they are drawn (see runs.js): `over` is what their horizontal axis counts, `shaded` what their bands mean.
+// `update`; "zoom" tells them of a stretch that is looked at, or of none. A page with the element `reading` changes its
+// charts and calls `draw` itself (see runs.js): `over` is what their horizontal axis counts, `shaded` what their bands mean.
 
 /* global uPlot */
 
@@ -447,9 +447,13 @@ export function update(element, chart) {
   drawn.get(element).show(chart);
 }
 
+// Numbers are painted first: nobody waits for curves to read them.
+export function draw(charts) {
+  if (typeof uPlot !== "undefined") requestAnimationFrame(() => setTimeout(drawAll, 0, charts));
+}
+
 // One at a time, so that keys and clicks are answered in between.
-async function drawAll() {
-  const charts = JSON.parse(document.getElementById("charts")?.textContent ?? "{}");
+async function drawAll(charts) {
   for (const element of document.querySelectorAll(".chart[data-key]")) {
     if (!drawn.has(element)) update(element, charts[element.dataset.key]);
     await new Promise((resolve) => setTimeout(resolve));
@@ -480,5 +484,4 @@ function printing(isOnPaper) {
 
 addEventListener("beforeprint", () => printing(true));
 addEventListener("afterprint", () => printing(false));
-// Numbers are painted first: nobody waits for curves to read them.
-if (typeof uPlot !== "undefined") requestAnimationFrame(() => setTimeout(drawAll));
+if (!document.getElementById("reading")) draw(JSON.parse(document.getElementById("charts")?.textContent ?? "{}"));

@@ -2,7 +2,7 @@
 //
 // The element `reading` holds what each run spent in its iterations, by its name, and how the curves are to be read.
 
-import { fit, update } from "./charts.js";
+import { draw, fit, update } from "./charts.js";
 
 const every = 5000;
 const valuesOf = (page, id) => JSON.parse(page.getElementById(id)?.textContent ?? "{}");
@@ -66,9 +66,7 @@ function chartsOf(page) {
   return Object.fromEntries(Object.entries(valuesOf(page, "charts")).map(([key, chart]) => [key, read(chart, reading)]));
 }
 
-// Charts are drawn from this element.
-const charts = document.getElementById("charts");
-if (charts) charts.textContent = JSON.stringify(chartsOf(document));
+draw(chartsOf(document));
 
 const isLive = () => document.querySelector('[data-state="live"]');
 let waiting = null;
