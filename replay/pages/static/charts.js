@@ -97,7 +97,10 @@ function series(chart) {
     dash: curve.dashed ? [5, 4] : undefined,
     spanGaps: true,
     points: {
-      show: (u, index, first, last) => !curve.isThin && (!curve.dashed || last === first) && last - first <= fewMarked,
+      show: (u, index, first, last) => {
+        if (curve.isThin) return curve.points.length === 1;
+        return (!curve.dashed || last === first) && last - first <= fewMarked;
+      },
       paths: marks(curve.marker), fill: () => colour(curve.role), width: 0,
     },
   });
@@ -219,7 +222,7 @@ class Drawn {
     this.plot?.destroy();
     this.plot = null;
     const why = chart.curves[0]?.absent ?? "Nothing to show.";
-    const strong = Object.assign(document.createElement("strong"), { textContent: "Not measured in this run" });
+    const strong = Object.assign(document.createElement("strong"), { textContent: "Not measured" });
     const text = Object.assign(document.createElement("span"), { textContent: why });
     this.canvas.replaceChildren(strong, text);
     this.legend.replaceChildren();

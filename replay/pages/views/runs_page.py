@@ -25,7 +25,7 @@ from replay.pages.page import Page
 from replay.pages.panels import COLOURS, compare_runs, metric_panels, panel_groups, plain_groups
 from replay.pages.report import panel_series
 from replay.questions import QueryResult
-from replay.questions.runs import AMOUNTS, LIVE, merged_to, spent
+from replay.questions.runs import AMOUNTS, LIVE, STOPS, merged_to, spent
 from replay.questions.tasks import task_prompts
 from replay.store import ReplayStore
 
@@ -84,9 +84,9 @@ def _shown(lines: list[QueryResult], ask: Ask, request: Request, *, place: str) 
 
     def curves(store: ReplayStore, run: str) -> QueryResult:
         config = store.run(run).config
-        groups = metric_panels(questions.metric_series(store, run, names=own, merged=merged) if own else {}, own)
         return {
-            "groups": {**groups, **panel_groups(panel_series(store, run, merged), config)},
+            "named": questions.metric_series(store, run, names=own, families=(STOPS,), merged=merged),
+            "groups": panel_groups(panel_series(store, run, merged), config),
             "config": _flat(dict(config)),
             "logged": list(questions.metric_series(store, run, within=range(newest - _RECENT, newest + 1))),
             "spent": None if over == AMOUNTS[0] else spent(store, run, over),
@@ -97,7 +97,9 @@ def _shown(lines: list[QueryResult], ask: Ask, request: Request, *, place: str) 
     as_one = [line["key"] for line in lines if asked & {line["key"], line["run"]}]
     marks = ["one" if line["key"] in as_one else line["key"] if apart else None for line in shown]
     places = _places(marks, [each["config"] for each in found])
-    groups = compare_runs({name: each["groups"] for name, each in zip(names, found, strict=True)}, places)
+    known = {name for each in found for name in each["named"]}
+    panels = [{**metric_panels(each["named"], own, known), **each["groups"]} for each in found]
+    groups = compare_runs(dict(zip(names, panels, strict=True)), places)
     return {
         "runs": lines,
         "folder": place,

@@ -145,10 +145,24 @@ def test_seeds_of_one_setting_and_marked_runs_look_like_one(inspector: Served, r
 def test_any_logged_metric_is_a_panel_of_its_own(inspector: Served) -> None:
     html = inspector.page(address(metric=["batch/replay", "nobody/logged"], smooth=4))
     found = charts(html)
-    assert "As it was logged" not in html and "the mean of up to 4 newest points" in html
+    assert "No run here logged this name." in html and "the mean of up to 4 newest points" in html
     assert found["Metric batch/replay"]["a"] == [[1, 2.0], [2, 2.0]]
     assert found["Metric nobody/logged"] == {"a": [], ODD: []}
     assert '<option value="rollout/reward">' in html
+
+
+def test_stop_reason_is_0_where_it_did_not_occur_in_a_run(inspector: Served, runs: Path) -> None:
+    for name, shares in (("a", (0.25, None)), (ODD, (None, None))):
+        with closing(new_store(runs / name / "replay.sqlite")) as store:
+            for iteration, share in enumerate(shares, 1):
+                others = {"rollout/stop/answered": 0.75}
+                store.add_metrics(
+                    RUN, iteration, others if share is None else others | {"rollout/stop/max_turns": share}
+                )
+    html = inspector.page(address(metric=["rollout/stop/max_turns", "rollout/stop/max_turn"]))
+    found = charts(html)
+    assert found["Metric rollout/stop/max_turns"] == {"a": [[1, 0.25], [2, 0.0]], ODD: [[1, 0.0], [2, 0.0]]}
+    assert found["Metric rollout/stop/max_turn"] == {"a": [], ODD: []}
 
 
 def test_run_that_goes_on_is_asked_again(inspector: Served, runs: Path) -> None:
