@@ -161,8 +161,8 @@ def compare_marked_runs(source: OpenBuffer | OpenedRuns, request: Request) -> Qu
     facts = [ask(line, "facts", _run_facts) for line in shown]
     found = {name: _side_by_side([each[name] for each in facts]) for name in ("config", "numbers")}
     different = {
-        name: {key: [_text(value) for value in row] for key, row in rows.items() if any(v != row[0] for v in row)}
-        for name, rows in found.items()
+        name: {key: [_text(value, mark) for value in row] for key, row in rows.items() if any(v != row[0] for v in row)}
+        for (name, rows), mark in zip(found.items(), ("", ","), strict=True)
     }
     same = len(found["numbers"]) - len(different["numbers"])
     return {
@@ -221,13 +221,15 @@ def _flat(answer: QueryResult, prefix: str = "") -> QueryResult:
     return flat
 
 
-def _text(value: object) -> str:
-    """Write a value so that different values look different: whole numbers in full, others with six digits."""
+def _text(value: object, mark: str) -> str:
+    """Write a value: whole numbers in full and others with six digits, with the `mark` between thousands."""
     if value is None:
         return "\u2013"
     if isinstance(value, str):
         return value
-    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:{mark}.6g}" if isinstance(value, float) else f"{value:{mark}}"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def run_lines(buffer: OpenBuffer, run: str | None = None) -> list[QueryResult]:

@@ -85,6 +85,15 @@ def test_every_run_is_listed_with_what_it_came_to_and_their_curves_stand_in_the_
     )
 
 
+def test_numbers_that_differ_have_separators_and_settings_are_as_in_a_configuration(
+    inspector: Served, runs: Path
+) -> None:
+    sql(runs / "a" / "replay.sqlite", "update trajectories set num_action_tokens = 1000")
+    sql(runs / "a" / "replay.sqlite", "update runs set config = ?", json.dumps({"context": {"max_tokens": 4096}}))
+    words = inspector.words(address("differences", show=[f"a:{RUN}", f"{ODD}:{RUN}"]))
+    assert "action_tokens 16,000 72" in words and "context.max_tokens 4096 \u2013" in words
+
+
 def test_runs_of_a_database_are_compared_on_the_same_page(runs: Path) -> None:
     with open_buffer(str(runs / ODD / "replay.sqlite")) as source, served(create_app(source)) as server:
         html = server.page(f"/?all=1&show={RUN}&show=import-1")
