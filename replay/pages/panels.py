@@ -1,7 +1,7 @@
 """The charts of one or several runs as data: panels of curves over iterations. `panels.yaml` lists the panels."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -188,9 +188,12 @@ def use_panels(uses: Sequence[Mapping[str, Any]]) -> PanelGroups:
     return {OF_USES: question_panels(OF_USES, lines, {})}
 
 
-def metric_panels(metrics: Metrics, names: Sequence[str]) -> PanelGroups:
-    """Make a panel of each named metric."""
-    curves = [Curve(name, finite(metrics, name), "ink") for name in names]
+def metric_panels(metrics: Metrics, names: Sequence[str], logged: Collection[str]) -> PanelGroups:
+    """Make a panel of each named metric of a run. `logged` has the metrics of all runs that it is compared with."""
+    # A stop reason is logged only if it occurred. Otherwise its share is 0.
+    shares = {at: 0.0 for name in metrics if name.startswith(STOPS) for at, _ in metrics[name]}
+    zeros = {name: shares if name in logged and name.startswith(STOPS) else {} for name in names}
+    curves = [Curve(name, sorted({**zeros[name], **dict(finite(metrics, name))}.items()), "ink") for name in names]
     return {BY_NAME: [Panel(f"Metric {curve.label}", "Logged under this name.", [curve]) for curve in curves]}
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from replay.pages.app import create_folder_app
+from replay.open_buffer import open_buffer
+from replay.pages.addresses import address
+from replay.pages.app import create_app, create_folder_app
 from replay.pages.views.runs_page import OpenedRuns
 from tests.browser.demonstration import OTHER
 from tests.browser.legible import FAINT, found_by_axe, missed_by_tab
+from tests.fakes.records import RUN, a_run, new_store
 from tests.fakes.runs import rows
 from tests.replay.pages.serving import Served, missing_pages, page_addresses, served
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 SIZES = [(1280, 800), (390, 844)]
 
@@ -102,32 +105,62 @@ def test_the_list_of_a_folder_leads_into_a_run_whose_pages_work_below_its_addres
         page.close()  # before its server ends
 
 
-def test_runs_are_drawn_as_one_over_what_they_spent(page: Page, server: Served, run_folder: Path) -> None:
-    database = run_folder / "replay.sqlite"
-    ((run,),) = rows(database, f"select id from runs where id <> '{OTHER}'")
-    entropy = [
-        [
-            value
-            for (value,) in rows(database, f"select value from metrics where run = '{each}' and name = 'actor/entropy'")
-        ]
-        for each in (run, OTHER)
+@pytest.fixture
+def seeds(tmp_path: Path) -> Iterator[Served]:
+    """Two runs of two iterations: one takes an hour for each, and the other one and a half."""
+    database = tmp_path / "replay.sqlite"
+    with closing(new_store(database)) as store:
+        store.add_run(a_run(OTHER))
+        for run, hours, rewards in ((RUN, 1.0, (0.0, 1.0)), (OTHER, 1.5, (0.4, 0.7))):
+            for iteration, reward in enumerate(rewards, 1):
+                store.add_metrics(run, iteration, {"time/iteration": 3600 * hours, "rollout/reward": reward})
+        store.add_metrics(RUN, 1, {"rare": 1.0})
+        store.add_metrics(OTHER, 2, {"rare": 3.0})
+    with open_buffer(str(database)) as source, served(create_app(source)) as inspector:
+        yield inspector
+
+
+def table_of(page: Page, panel: str) -> list[list[str]]:
+    page.locator(f"#panel-{panel} summary").click()
+    found = page.locator(f"#panel-{panel} tbody tr")
+    found.first.wait_for()
+    return [row.split("\t") for row in found.all_inner_texts()]
+
+
+def test_runs_are_drawn_as_one_where_all_have_spent_as_much(page: Page, seeds: Served) -> None:
+    both = {"all": 1, "show": [RUN, OTHER], "one": [RUN, OTHER], "metric": ["rollout/reward", "rare"]}
+    page.goto(seeds.address + address(**both, over="hours"))
+    # From where the later begins to where the shorter ends. Between two points a run is on its line.
+    assert table_of(page, "metric-rollout-reward") == [
+        ["3", "\u2013", "\u2013", "0.7"],
+        ["2", "0.75 (0.5 to 1)", "1", "0.5"],
+        ["1.5", "0.45 (0.4 to 0.5)", "0.5", "0.4"],
+        ["1", "\u2013", "0", "\u2013"],
     ]
-    episodes = [
-        rows(database, f"select count(*) from trajectories where run = '{each}' and iteration < 2")[0][0]
-        for each in (run, OTHER)
-    ]
-    both = [f"{name}={each}" for name in ("show", "one") for each in (run, OTHER)]
-    page.goto(f"{server.address}/?all=1&{'&'.join(both)}&over=episodes&smooth=2&metric=actor/entropy")
-    panel = page.locator("#panel-metric-actor-entropy")
-    panel.locator("summary").click()
-    values = [row.split("\t") for row in panel.locator("tbody tr").all_inner_texts()]
-    # As far as both go: two iterations. A point is the mean of two, and the band their smallest and largest.
-    assert len(values) == 2
-    assert float(values[1][0]) == pytest.approx(sum(episodes) / 2, abs=0.01)
-    means = sorted((each[0] + each[1]) / 2 for each in entropy)
-    shown = [float(word) for word in re.findall(r"[0-9.]+", values[0][1])]
-    assert shown == pytest.approx([sum(means) / 2, *means], rel=0.01)
+    page.goto(seeds.address + address(**both, smooth=2))
+    assert [row[1] for row in table_of(page, "metric-rollout-reward")] == ["0.525 (0.5 to 0.55)", "0.2 (0 to 0.4)"]
+    assert "its runs have no iterations in common" in page.locator("#panel-metric-rare .legend").inner_text()
+    assert [row[2:] for row in table_of(page, "metric-rare")] == [["\u2013", "3"], ["1", "\u2013"]]
     page.get_by_label("curves over").select_option("hours")
     page.get_by_role("button", name="Compare the marked").click()
     page.wait_for_url("**over=hours*")
-    assert "smooth=2" in page.url and "metric=actor%2Fentropy" in page.url
+    assert "smooth=2" in page.url and "metric=rare" in page.url
+    page.close()  # before its server ends
+
+
+DRAWN_BY_CHARTS_ALONE = """() => import("/static/charts.js").then(() => new Promise((done) => {
+  requestAnimationFrame(() => setTimeout(() => setTimeout(done)));
+}))"""
+
+
+def test_runs_are_drawn_as_asked_however_late_their_script_comes(page: Page, server: Served, run_folder: Path) -> None:
+    ((run,),) = rows(run_folder / "replay.sqlite", f"select id from runs where id <> '{OTHER}'")
+    late: list[Route] = []
+    page.route("**/static/runs.js", lambda route: late.append(route))
+    page.goto(server.address + address(all=1, show=[run, OTHER], over="episodes"), wait_until="commit")
+    page.wait_for_function("() => typeof uPlot !== 'undefined' && document.getElementById('reading')")
+    page.evaluate(DRAWN_BY_CHARTS_ALONE)
+    late[0].continue_()
+    legend = page.locator("#panel-reward .legend")
+    legend.get_by_text("episodes").first.wait_for()
+    assert "iteration" not in legend.inner_text()

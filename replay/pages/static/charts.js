@@ -6,12 +6,13 @@
 // replay.pages.charts makes of a panel. `data-link` is where a click leads, {} being the place clicked on.
 // `data-marks` holds places on the horizontal axis with their names, as [[3, "sampled"]].
 // Charts whose horizontal axes count the same share their crosshair and their zoom. Pages that get new values call
-// `update`; "zoom" tells them of a stretch that is looked at, or of none. A page may change
-// charts before they are drawn (see runs.js): `over` is what their horizontal axis counts, `shaded` what their bands mean.
+// `update`; "zoom" tells them of a stretch that is looked at, or of none. A page with the element `reading` changes its
+// charts and calls `draw` itself (see runs.js): `over` is what their horizontal axis counts, `shaded` what their bands mean.
+// A curve that `isThin` is one of those that a curve that `isOne` stands for: the table has it, the legend has not.
 
 /* global uPlot */
 
-import { isLogarithmic, logRange, logSplits, range, tickTexts, formatted, visibleText } from "./scales.js";
+import { isLogarithmic, logRange, logSplits, range, tickTexts, formatted, valueAt, visibleText } from "./scales.js";
 
 const drawn = new Map(); // element -> Drawn
 const square = "square";
@@ -23,6 +24,10 @@ let colours = {};
 function colour(name) {
   colours[name] ??= getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   return colours[name];
+}
+
+function faint(curve, percent) {
+  return `color-mix(in srgb, ${colour(curve.role)} ${percent}%, transparent)`;
 }
 
 // From the chart's curves to uPlot's columns: one of places, one of values for each curve, null where it has none.
@@ -87,12 +92,15 @@ function marks(shape) {
 function series(chart) {
   const lines = (curve) => ({
     label: curve.label,
-    stroke: () => colour(curve.role),
-    width: curve.dashed ? 1.4 : 2,
+    stroke: () => curve.isThin ? faint(curve, 55) : colour(curve.role),
+    width: curve.isThin ? 1 : curve.dashed ? 1.4 : 2,
     dash: curve.dashed ? [5, 4] : undefined,
     spanGaps: true,
     points: {
-      show: (u, index, first, last) => (!curve.dashed || last === first) && last - first <= fewMarked,
+      show: (u, index, first, last) => {
+        if (curve.isThin) return curve.points.length === 1;
+        return (!curve.dashed || last === first) && last - first <= fewMarked;
+      },
       paths: marks(curve.marker), fill: () => colour(curve.role), width: 0,
     },
   });
@@ -110,7 +118,7 @@ function series(chart) {
 function bands(chart) {
   return bandsOf(chart).map(({ curve }, index) => {
     const low = 1 + chart.curves.length + 2 * index;
-    return { series: [low + 1, low], fill: () => `color-mix(in srgb, ${colour(curve.role)} 16%, transparent)` };
+    return { series: [low + 1, low], fill: () => faint(curve, 16) };
   });
 }
 
@@ -214,7 +222,7 @@ class Drawn {
     this.plot?.destroy();
     this.plot = null;
     const why = chart.curves[0]?.absent ?? "Nothing to show.";
-    const strong = Object.assign(document.createElement("strong"), { textContent: "Not measured in this run" });
+    const strong = Object.assign(document.createElement("strong"), { textContent: "Not measured" });
     const text = Object.assign(document.createElement("span"), { textContent: why });
     this.canvas.replaceChildren(strong, text);
     this.legend.replaceChildren();
@@ -348,11 +356,12 @@ class Drawn {
   tell(at) {
     // The crosshair may still stand on a point that other values have not.
     const chart = this.chart, last = !(at in this.places);
-    const items = curvesOf(chart).map((curve, index) => {
+    const items = curvesOf(chart).flatMap((curve, index) => {
+      if (curve.isThin) return [];
       const item = document.createElement("li");
       if (!curve.points.length) {
         item.className = "absent";
-        item.textContent = `${visibleText(curve.label)}: not measured`;
+        item.textContent = `${visibleText(curve.label)}: ${curve.isOne ? curve.absent : "not measured"}`;
         item.title = curve.absent ?? "";
         return item;
       }
@@ -372,16 +381,16 @@ class Drawn {
     this.legend.replaceChildren(where, ...items, ...noted);
   }
 
-  // A curve's value at a place, or its newest; curves over other amounts have places of their own, so the one before counts.
+  // A curve's value at a place, or its newest; curves over other amounts have places of their own, so their lines count.
   // Curves of compared runs end at different places, so the newest value says where it is.
   text(curve, index, at) {
     const points = curve.points, { percent } = this.chart.axis;
     const point = at === null ? points.at(-1)
-      : this.overIterations() ? [this.places[at], this.raw[index][at]] : points.findLast(([place]) => place <= this.places[at]);
+      : [this.places[at], this.overIterations() ? this.raw[index][at] : valueAt(points, this.places[at])];
     const ends = curve.band?.find(([place]) => place === point?.[0]);
     const value = formatted(point?.[1], percent);
     const interval = ends && ends[1] < ends[2] ? ` (${formatted(ends[1], percent)} to ${formatted(ends[2], percent)})` : "";
-    const where = at === null && (curve.members || !this.overIterations()) ? ` at ${this.named(this.placesOf(point[0]))}` : "";
+    const where = at === null && (curve.isOne || !this.overIterations()) ? ` at ${this.named(this.placesOf(point[0]))}` : "";
     return `${value}${interval}${where}`;
   }
 
@@ -447,9 +456,13 @@ export function update(element, chart) {
   drawn.get(element).show(chart);
 }
 
+// Numbers are painted first: nobody waits for curves to read them.
+export function draw(charts) {
+  if (typeof uPlot !== "undefined") requestAnimationFrame(() => setTimeout(drawAll, 0, charts));
+}
+
 // One at a time, so that keys and clicks are answered in between.
-async function drawAll() {
-  const charts = JSON.parse(document.getElementById("charts")?.textContent ?? "{}");
+async function drawAll(charts) {
   for (const element of document.querySelectorAll(".chart[data-key]")) {
     if (!drawn.has(element)) update(element, charts[element.dataset.key]);
     await new Promise((resolve) => setTimeout(resolve));
@@ -480,5 +493,4 @@ function printing(isOnPaper) {
 
 addEventListener("beforeprint", () => printing(true));
 addEventListener("afterprint", () => printing(false));
-// Numbers are painted first: nobody waits for curves to read them.
-if (typeof uPlot !== "undefined") requestAnimationFrame(() => setTimeout(drawAll));
+if (!document.getElementById("reading")) draw(JSON.parse(document.getElementById("charts")?.textContent ?? "{}"));

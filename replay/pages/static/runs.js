@@ -2,7 +2,8 @@
 //
 // The element `reading` holds what each run spent in its iterations, by its name, and how the curves are to be read.
 
-import { fit, update } from "./charts.js";
+import { draw, fit, update } from "./charts.js";
+import { valueAt } from "./scales.js";
 
 const every = 5000;
 const valuesOf = (page, id) => JSON.parse(page.getElementById(id)?.textContent ?? "{}");
@@ -23,42 +24,51 @@ function smoothed(curve, count) {
   return { ...curve, points, band: [] };
 }
 
-// Several runs become the mean of those that have points, with their range, as far as all of these have points. They are
-// seeds of one setting, or were marked.
-function asOne(curves, marked) {
-  const known = curves.map((curve) => new Map(curve.points)).filter((points) => points.size);
-  if (curves.length === 1 || !known.length) return curves[0];
-  const rest = curves.length - 1;
-  const shared = [...known[0].keys()].filter((at) => known.every((points) => points.has(at)));
-  const values = shared.map((at) => known.map((points) => points.get(at)));
-  return {
-    ...curves[0],
-    label: marked.includes(curves[0].label)
-      ? `${curves[0].label} and ${rest} other${rest > 1 ? "s" : ""}` : `${curves.length} seeds of ${curves[0].label}`,
-    points: shared.map((at, index) => [at, values[index].reduce((sum, value) => sum + value) / known.length]),
-    band: shared.map((at, index) => [at, Math.min(...values[index]), Math.max(...values[index])]),
-    members: curves.map((curve) => curve.label),
-  };
-}
-
-// A curve over what its runs had spent, on average, at the end of each point.
+// A curve over what its run had spent at the end of each point.
 function moved(curve, reading, merged) {
   if (!Object.values(reading.spent).some(Boolean)) return curve;
-  const runs = (curve.members ?? [curve.label]).map((name) => totals(reading.spent[name] ?? []));
-  if (!runs.every((run) => run.length)) return { ...curve, points: [], band: [], absent: `Its ${reading.over} are not known.` };
-  const place = (at) => runs
-    .map((run) => run.findLast(([iteration]) => iteration <= (at < 1 ? at : at + merged - 1))?.[1] ?? 0)
-    .reduce((sum, value) => sum + value) / runs.length;
+  const run = totals(reading.spent[curve.label] ?? []);
+  if (!run.length) return { ...curve, points: [], band: [], absent: `Its ${reading.over} are not known.` };
+  const place = (at) => run.findLast(([iteration]) => iteration <= (at < 1 ? at : at + merged - 1))?.[1] ?? 0;
   const move = ([at, ...values]) => [place(at), ...values];
   return { ...curve, points: curve.points.map(move), band: (curve.band ?? []).map(move) };
 }
 
+// Where several curves are compared: in iterations that all have; over other amounts wherever one has a point, as far
+// as all go.
+function sharedPlaces(curves, over) {
+  const places = curves.map((curve) => curve.points.map(([place]) => place));
+  if (over === "iterations") return places.reduce((shared, other) => shared.filter((place) => other.includes(place)));
+  const first = Math.max(...places.map((each) => each[0])), last = Math.min(...places.map((each) => each.at(-1)));
+  return [...new Set(places.flat())].filter((place) => place >= first && place <= last).sort((one, other) => one - other);
+}
+
+// Several runs become the mean of those that have points, with their range, and a thin line for each. They are seeds of
+// one setting, or were marked.
+function asOne(curves, reading) {
+  const known = curves.filter((curve) => curve.points.length);
+  if (known.length < 2) return curves;
+  const [{ label }] = known, others = known.length - 1;
+  const count = known.length < curves.length ? `${known.length} of ${curves.length}` : known.length;
+  const values = sharedPlaces(known, reading.over).map((place) => [place, known.map((curve) => valueAt(curve.points, place))]);
+  const one = {
+    ...known[0],
+    label: reading.as_one.includes(label) ? `${label} and ${others} other${others > 1 ? "s" : ""}` : `${count} seeds of ${label}`,
+    points: values.map(([place, each]) => [place, each.reduce((sum, value) => sum + value) / each.length]),
+    band: values.map(([place, each]) => [place, Math.min(...each), Math.max(...each)]),
+    absent: `its runs have no ${reading.over} in common`,
+    isOne: true,
+  };
+  const apart = known.map((curve) => ({ ...curve, band: [], isThin: true }));
+  return [one, ...apart, ...curves.filter((curve) => !curve.points.length)];
+}
+
 function read(chart, reading) {
-  const looks = Map.groupBy(chart.curves, (curve) => `${curve.role} ${curve.dashed}`);
   const count = /held-out|Metric eval\//.test(chart.title) ? 1 : reading.smooth;
-  const curves = [...looks.values()].map((each) => asOne(each.map((curve) => smoothed(curve, count)), reading.as_one));
-  const shaded = curves.some((curve) => curve.members) ? "smallest to largest of several runs; of one run, the 95 % interval" : undefined;
-  return { ...chart, over: reading.over, shaded, curves: curves.map((curve) => moved(curve, reading, chart.merged)) };
+  const runs = chart.curves.map((curve) => moved(smoothed(curve, count), reading, chart.merged));
+  const curves = [...Map.groupBy(runs, (curve) => `${curve.role} ${curve.dashed}`).values()].flatMap((each) => asOne(each, reading));
+  const shaded = curves.some((curve) => curve.isOne) ? "smallest to largest of several runs, each a thin line; of one run, the 95 % interval" : undefined;
+  return { ...chart, over: reading.over, shaded, curves };
 }
 
 function chartsOf(page) {
@@ -66,9 +76,7 @@ function chartsOf(page) {
   return Object.fromEntries(Object.entries(valuesOf(page, "charts")).map(([key, chart]) => [key, read(chart, reading)]));
 }
 
-// Charts are drawn from this element.
-const charts = document.getElementById("charts");
-if (charts) charts.textContent = JSON.stringify(chartsOf(document));
+draw(chartsOf(document));
 
 const isLive = () => document.querySelector('[data-state="live"]');
 let waiting = null;

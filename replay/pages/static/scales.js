@@ -18,6 +18,21 @@ function digits(value, count) {
   return isPlain ? String(Number(value.toPrecision(count))) : value.toExponential(count - 1).replace(/\.?0*e/, "e");
 }
 
+// A line's value at a place, on the straight way between two points; null beyond its ends.
+export function valueAt(points, place) {
+  let first = 0, after = points.length; // halved until `after` is the first point beyond the place
+  while (first < after) {
+    const middle = Math.floor((first + after) / 2);
+    if (points[middle][0] <= place) first = middle + 1;
+    else after = middle;
+  }
+  const [at, value] = points[after - 1] ?? [];
+  if (at === place) return value;
+  if (after === 0 || after === points.length) return null;
+  const [next, other] = points[after];
+  return value + (other - value) * (place - at) / (next - at);
+}
+
 export function range(chart, low, high) {
   const axis = chart.axis;
   if (axis.whole) return [0, 1];

@@ -25,7 +25,7 @@ from replay.pages.page import Page
 from replay.pages.panels import COLOURS, compare_runs, metric_panels, panel_groups, plain_groups
 from replay.pages.report import panel_series
 from replay.questions import QueryResult
-from replay.questions.runs import AMOUNTS, LIVE, merged_to, spent
+from replay.questions.runs import AMOUNTS, LIVE, STOPS, merged_to, spent
 from replay.questions.tasks import task_prompts
 from replay.store import ReplayStore
 
@@ -83,9 +83,9 @@ def _shown(lines: list[QueryResult], ask: Ask, request: Request, *, place: str) 
 
     def curves(store: ReplayStore, run: str) -> QueryResult:
         config = store.run(run).config
-        groups = metric_panels(questions.metric_series(store, run, names=own, merged=merged) if own else {}, own)
         return {
-            "groups": {**groups, **panel_groups(panel_series(store, run, merged), config)},
+            "named": questions.metric_series(store, run, names=own, families=(STOPS,), merged=merged),
+            "groups": panel_groups(panel_series(store, run, merged), config),
             "config": _flat(dict(config)),
             "logged": list(questions.metric_series(store, run, within=range(newest - _RECENT, newest + 1))),
             "spent": None if over == AMOUNTS[0] else spent(store, run, over),
@@ -96,7 +96,9 @@ def _shown(lines: list[QueryResult], ask: Ask, request: Request, *, place: str) 
     as_one = [line["key"] for line in lines if asked & {line["key"], line["run"]}]
     marks = ["one" if line["key"] in as_one else line["key"] if apart else None for line in shown]
     places = _places(marks, [each["config"] for each in found])
-    groups = compare_runs({name: each["groups"] for name, each in zip(names, found, strict=True)}, places)
+    known = {name for each in found for name in each["named"]}
+    panels = [{**metric_panels(each["named"], own, known), **each["groups"]} for each in found]
+    groups = compare_runs(dict(zip(names, panels, strict=True)), places)
     return {
         "runs": lines,
         "folder": place,
@@ -158,8 +160,8 @@ def compare_marked_runs(source: OpenBuffer | OpenedRuns, request: Request) -> Qu
     facts = [ask(line, "facts", _run_facts) for line in shown]
     found = {name: _side_by_side([each[name] for each in facts]) for name in ("config", "numbers")}
     different = {
-        name: {key: [_text(value) for value in row] for key, row in rows.items() if any(v != row[0] for v in row)}
-        for name, rows in found.items()
+        name: {key: [_text(value, mark) for value in row] for key, row in rows.items() if any(v != row[0] for v in row)}
+        for (name, rows), mark in zip(found.items(), ("", ","), strict=True)
     }
     same = len(found["numbers"]) - len(different["numbers"])
     return {
@@ -218,13 +220,15 @@ def _flat(answer: QueryResult, prefix: str = "") -> QueryResult:
     return flat
 
 
-def _text(value: object) -> str:
-    """Write a value so that different values look different: whole numbers in full, others with six digits."""
+def _text(value: object, mark: str) -> str:
+    """Write a value: whole numbers in full and others with six digits, with the `mark` between thousands."""
     if value is None:
         return "\u2013"
     if isinstance(value, str):
         return value
-    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:{mark}.6g}" if isinstance(value, float) else f"{value:{mark}}"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def run_lines(buffer: OpenBuffer, run: str | None = None) -> list[QueryResult]:

@@ -85,6 +85,15 @@ def test_every_run_is_listed_with_what_it_came_to_and_their_curves_stand_in_the_
     )
 
 
+def test_numbers_that_differ_have_separators_and_settings_are_as_in_a_configuration(
+    inspector: Served, runs: Path
+) -> None:
+    sql(runs / "a" / "replay.sqlite", "update trajectories set num_action_tokens = 1000")
+    sql(runs / "a" / "replay.sqlite", "update runs set config = ?", json.dumps({"context": {"max_tokens": 4096}}))
+    words = inspector.words(address("differences", show=[f"a:{RUN}", f"{ODD}:{RUN}"]))
+    assert "action_tokens 16,000 72" in words and "context.max_tokens 4096 \u2013" in words
+
+
 def test_runs_of_a_database_are_compared_on_the_same_page(runs: Path) -> None:
     with open_buffer(str(runs / ODD / "replay.sqlite")) as source, served(create_app(source)) as server:
         html = server.page(f"/?all=1&show={RUN}&show=import-1")
@@ -145,10 +154,24 @@ def test_seeds_of_one_setting_and_marked_runs_look_like_one(inspector: Served, r
 def test_any_logged_metric_is_a_panel_of_its_own(inspector: Served) -> None:
     html = inspector.page(address(metric=["batch/replay", "nobody/logged"], smooth=4))
     found = charts(html)
-    assert "As it was logged" not in html and "the mean of up to 4 newest points" in html
+    assert "No run here logged this name." in html and "the mean of up to 4 newest points" in html
     assert found["Metric batch/replay"]["a"] == [[1, 2.0], [2, 2.0]]
     assert found["Metric nobody/logged"] == {"a": [], ODD: []}
     assert '<option value="rollout/reward">' in html
+
+
+def test_stop_reason_is_0_where_it_did_not_occur_in_a_run(inspector: Served, runs: Path) -> None:
+    for name, shares in (("a", (0.25, None)), (ODD, (None, None))):
+        with closing(new_store(runs / name / "replay.sqlite")) as store:
+            for iteration, share in enumerate(shares, 1):
+                others = {"rollout/stop/answered": 0.75}
+                store.add_metrics(
+                    RUN, iteration, others if share is None else others | {"rollout/stop/max_turns": share}
+                )
+    html = inspector.page(address(metric=["rollout/stop/max_turns", "rollout/stop/max_turn"]))
+    found = charts(html)
+    assert found["Metric rollout/stop/max_turns"] == {"a": [[1, 0.25], [2, 0.0]], ODD: [[1, 0.0], [2, 0.0]]}
+    assert found["Metric rollout/stop/max_turn"] == {"a": [], ODD: []}
 
 
 def test_run_that_goes_on_is_asked_again(inspector: Served, runs: Path) -> None:
