@@ -129,6 +129,7 @@ class Candidates:
 
 
 def _quarantine(connection: sa.Connection, corrupt: Mapping[str, str]) -> None:
-    quarantine(connection, corrupt)
+    if corrupt:
+        quarantine(connection, corrupt)
     for id, reason in corrupt.items():
         _log.warning("trajectory %s quarantined: %s", id, reason)
