@@ -50,7 +50,10 @@ class _RunState:
 
 def _run_state(connection: sa.Connection, run: str) -> _RunState:
     newest = connection.scalar(sa.select(sa.func.max(iterations.c.iteration)).where(iterations.c.run == run)) or 0
-    version = connection.scalar(sa.select(sa.func.max(policies.c.version)).where(policies.c.run == run)) or 0
+    version = connection.scalar(sa.select(sa.func.max(policies.c.version)).where(policies.c.run == run))
+    if version is None:  # a trainer of one's own may publish no policy
+        updated = sa.select(sa.func.max(iterations.c.policy_version) + 1).where(iterations.c.run == run)
+        version = connection.scalar(updated) or 0
     after = (sampler_state.c.run == run) & (sampler_state.c.iteration == newest)
     state = connection.scalar(sa.select(sampler_state.c.state).where(after))
     replayed = sa.exists().where(iterations.c.run == run, iterations.c.planned_replay > 0)

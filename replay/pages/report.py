@@ -250,8 +250,8 @@ def _buffer(metrics: Metrics) -> list[tuple[str, str]]:
     facts = [("groups without signal", f"{share(flat / groups, 1)} of {groups:,.0f}")] if groups else []
     if (stored_rows := finite(metrics, "buffer/rows")) and stored_rows[-1][1]:
         drawable = finite(metrics, "buffer/eligible")
-        can_be = f", {drawable[-1][1]:,.0f} can be drawn" if drawable else ""
-        facts.append(("in the buffer", f"{stored_rows[-1][1]:,.0f} rows{can_be}"))
+        eligible = f", {drawable[-1][1]:,.0f} eligible" if drawable else ""
+        facts.append(("in the buffer", f"{stored_rows[-1][1]:,.0f} rows{eligible}"))
     return facts
 
 

@@ -245,11 +245,11 @@ AMOUNTS = ("iterations", "episodes", "generated tokens", "hours")
 def spent(store: ReplayStore, run: str, amount: str) -> list[tuple[int, float]]:
     """Return points (iteration, amount that it took) of a run's episodes, sampled tokens or hours.
 
-    An iteration may have several points. Rows that a resume undid and hindsight do not count. Hours are those of
-    iterations and evaluations, as logged.
+    An iteration may have several points. Rows that a resume undid and hindsight do not count. Hours are those of the
+    warm-up, of iterations and of evaluations, as logged.
     """
     if amount == "hours":
-        logged = metric_series(store, run, names=(_SECONDS, "time/evaluation"))
+        logged = metric_series(store, run, names=("time/warm_up", _SECONDS, "time/evaluation"))
         return [(at, seconds / 3600) for points in logged.values() if _SECONDS in logged for at, seconds in points]
     number = sa.func.count if amount == "episodes" else sa.func.sum
     row, gone, place = schema.trajectories.c, schema.reclaimed.c, schema.groups.c

@@ -16,6 +16,7 @@ from replay.errors import ReplayError
 from replay.questions.filters.payload_fields import is_payload_name, payload_name
 from replay.questions.filters.query import QueryResult, run_is
 from replay.questions.summary import bars_of, total
+from replay.questions.tasks import short_values
 from replay.questions.trajectory import shorten_conversations
 from replay.records import REMOVED_TASK
 from replay.sampling.samplers import successes
@@ -115,8 +116,15 @@ def unsolved_held_out(store: ReplayStore, run: str, *, limit: int = 100) -> Quer
         query = query.where(_episodes.run == run, _episodes.iteration == latest, _episodes.task.in_(shown))
         said = {task: readable_messages(*columns) for task, *columns in connection.execute(query)}
         said = {task: said.get(task) for task in shown}
+        payloads = {row.hash: row.payload for row in selected(connection, [*tasks.c], tasks.c.hash, shown)}
     rows = [
-        {"task": task, "prompt": short["prompt"], "lost": unsolved[task], "course": courses[task]}
+        {
+            "task": task,
+            "facts": short_values(payloads.get(task, REMOVED_TASK)),
+            "prompt": short["prompt"],
+            "lost": unsolved[task],
+            "course": courses[task],
+        }
         for task, short in zip(said, shorten_conversations([*said.values()]), strict=True)
     ]
     lost = sum(unsolved.values())

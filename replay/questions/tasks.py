@@ -25,6 +25,8 @@ from replay.store import ReplayStore
 _rows = schema.trajectories.c
 _MOST_GROUPS = 200
 """Most groups that are listed, the newest first. All groups count in the totals."""
+_MOST_VALUES, _LONGEST_VALUE = 4, 24
+"""Most values of a payload in a list, and most characters of one with its name."""
 _LISTED = (
     *(_rows[name] for name in ("id", "run", "iteration", "slot", "member", "policy_version_min", "reward", "success")),
     *(_rows[name] for name in ("advantage", "num_turns", "num_tokens", "stop_reason", "error_kinds", "state")),
@@ -274,13 +276,21 @@ def task_questions(connection: sa.Connection, hashes: Sequence[str]) -> list[str
 
 
 def _add_names(connection: sa.Connection, rows: Sequence[QueryResult], run: str | None) -> list[QueryResult]:
-    """Add the environment of each task, and the prompt of its newest stored attempt."""
+    """Add the environment of each task, short values of its payload, and the prompt of its newest stored attempt."""
     hashes = [row["hash"] for row in rows]
-    environments = {row.hash: row.environment for row in selected(connection, [*tasks.c], tasks.c.hash, hashes)}
+    stored = {row.hash: row for row in selected(connection, [*tasks.c], tasks.c.hash, hashes)}
     said = _newest_conversations(connection, hashes, run)
     for row, short in zip(rows, shorten_conversations([said.get(hash) for hash in hashes]), strict=True):
-        row |= {"environment": environments.get(row["hash"]), "prompt": short["prompt"]}
+        environment, payload = stored[row["hash"]].environment, stored[row["hash"]].payload
+        row |= {"environment": environment, "facts": short_values(payload), "prompt": short["prompt"]}
     return list(rows)
+
+
+def short_values(payload: str) -> str:
+    """Write some short values of a task's stored payload, as in `hops 5, code 71`."""
+    fields = {} if payload == REMOVED_TASK else json.loads(payload)
+    values = (f"{name} {value}" for name, value in fields.items() if isinstance(value, int | float | str))
+    return ", ".join([text for text in values if len(text) <= _LONGEST_VALUE][:_MOST_VALUES])
 
 
 def _newest_conversations(

@@ -64,6 +64,14 @@ def test_rules_count_what_each_rule_leaves_out(tmp_path: Path) -> None:
     ]
 
 
+def test_staleness_is_counted_to_the_newest_iteration_where_no_policy_was_published(tmp_path: Path) -> None:
+    store = iterated(tmp_path / "replay.sqlite")
+    sql(store, "delete from policies")
+    answer = before(store, fraction=0.05, max_staleness=2)
+    assert answer["policy_version"] == 3
+    assert ("max_staleness", 6, 3) in [(step["rule"], step["left"], step["out"]) for step in answer["rules"]]
+
+
 def test_plan_tells_planned_and_achieved(three_iterations: ReplayStore) -> None:
     plan = before(three_iterations, fraction=0.25)["plan"]
     # A quarter of 128 is 32; 9 of the 24 rows are successes, and the sampler `success` weighs all of their groups.

@@ -376,7 +376,7 @@ class Drawn {
       where.append(link ? Object.assign(document.createElement("a"), { href: link, textContent: name }) : name);
     } else where.textContent = chart.axis.unit;
     const notes = this.marks.map(([place, name]) => `${name}: ${this.named(this.place(place))}`);
-    if (bandsOf(chart).length) notes.push(`shaded: ${chart.shaded ?? "95 % interval of one iteration; attempts at a task count as one, so it may be too wide"}`);
+    if (bandsOf(chart).length) notes.push(`shaded: ${chart.shaded ?? "95 % interval of one iteration or evaluation; attempts at one task count as one"}`);
     const noted = notes.map((textContent) => Object.assign(document.createElement("li"), { className: "absent", textContent }));
     this.legend.replaceChildren(where, ...items, ...noted);
   }

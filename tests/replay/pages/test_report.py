@@ -97,7 +97,7 @@ def test_report_is_the_page_of_the_run_and_needs_nothing_but_itself(tmp_path: Pa
         "Is it learning? 17.2 % → 96.1 % held-out success, on 256 tasks never trained on, from iteration 0 to 3",
         "best the newest training success 53.3 % (newest 3 iterations)",  # (0.2 + 0.5 + 0.9) / 3
         "From what? 320 fresh + 64 replayed trajectories in batches, 16.7 % from the buffer, configured 25.0 %",
-        "replayed by source self 44, teacher 20 in the buffer 320 rows, 250 can be drawn",
+        "replayed by source self 44, teacher 20 in the buffer 320 rows, 250 eligible",
         "At what cost? 36 s per iteration training time 1 min 48 s, 3 of at most 60 iterations, evaluations not",
         # 0.5 s of 36; 36 x (20,000 + 21,000 + 22,000) tokens
         "collect 0.5 s, 1.4 % update 0.5 s, 1.4 % evaluation 8.0 s each, 2 made",

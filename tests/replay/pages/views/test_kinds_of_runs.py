@@ -32,7 +32,7 @@ def test_page_of_a_trainer_of_one_s_own_that_logs_nothing_shows_its_batches_grou
         "training success 37.5 % (newest 3 iterations)",  # (2 + 1) / 8
         # 24 rows in 6 groups; nothing is drawn in the first iteration, three rows in both others.
         "24 fresh + 6 replayed trajectories in batches, 20.0 % from the buffer, configured 20.0 %",
-        "groups without signal 0.0 % of 6 in the buffer 24 rows, 24 can be drawn",
+        "groups without signal 0.0 % of 6 in the buffer 24 rows, 24 eligible",
         "not measured 3 iterations were made; no time/iteration was logged.",
     ):
         assert part in words, part
@@ -92,10 +92,10 @@ def test_page_of_imported_rows_says_that_nothing_was_trained_here(tmp_path: Path
         "imported code version",
         "No update is stored here These rows came from a file or another buffer: nothing was trained here.",
         "collected success 37.5 % (newest 3 iterations)",
-        "counts groups as they were collected. The buffer and the cost count the rows that are stored here",
+        "of a file of successes it is too high",
         "not measured This database holds no evaluation of the run.",
         "none This database holds no finished iteration of the run. groups without signal 0.0 % of 6",
-        "in the buffer 24 rows, 24 can be drawn",
+        "in the buffer 24 rows, 24 eligible",
     ):
         assert part in words, part
     assert "quickstart-001 imported" in listed.replace(f"{RUN[:10]} ", "")
@@ -114,4 +114,4 @@ def test_page_of_a_recording_says_that_a_gateway_made_it(tmp_path: Path) -> None
         with inspecting(store) as server:
             words = server.words(HERE)
     assert "recorded code version" in words and "A gateway recorded these rows: nothing was trained here." in words
-    assert "collected success 50.0 %" in words and "in the buffer 4 rows, 4 can be drawn" in words
+    assert "collected success 50.0 %" in words and "in the buffer 4 rows, 4 eligible" in words

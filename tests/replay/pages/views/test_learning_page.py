@@ -31,7 +31,7 @@ def test_tasks_are_sorted_by_their_trend_in_either_direction(inspector: Served) 
     falling = words_of(pages[0])
     assert "2 tried, 0 never solved" in falling
     # Half of two attempts; 0 %, 100 %, the best, the difference; both groups have one member: no signal.
-    assert "50.0 % other Where is the key? 2 2 0.0 % 100.0 % 100.0 % +100 2 of 2 0 – –" in falling
+    assert "50.0 % other Where is the key? hops 2 2 2 0.0 % 100.0 % 100.0 % +100 2 of 2 0 – –" in falling
     assert 'aria-label="0 % at iteration 1, 100 % at 2"' in inspector.page(f"/tasks?run={RUN}")
 
 
