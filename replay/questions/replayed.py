@@ -48,8 +48,10 @@ def stream_shares(store: ReplayStore, run: str) -> list[QueryResult]:
     return shares
 
 
-def after_replay(store: ReplayStore, run: str) -> list[QueryResult]:
+def after_replay(store: ReplayStore, run: str, *, newest: int = 500) -> list[QueryResult]:
     """Compare consecutive fresh groups of a task, by whether rows of the task were replayed between them.
+
+    Only groups of the `newest` iterations are compared.
 
     The answer has a line for each combination of `before` and `replayed`. `before` says whether none, some or all of
     the earlier group succeeded, so that easy tasks are not compared with hard ones. A line has the number of `pairs` of
@@ -59,7 +61,9 @@ def after_replay(store: ReplayStore, run: str) -> list[QueryResult]:
     that were made while the later group was collected count as made before it.
     """
     with store.reading() as connection:
-        attempts, replays = _attempts(connection, run), _replays(connection, run)
+        last = connection.scalar(sa.select(sa.func.max(groups.c.iteration)).where(groups.c.run == run)) or 0
+        first = last - newest + 1
+        attempts, replays = _attempts(connection, run, first), _replays(connection, run, first)
     changes: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     for task, of_task in attempts.items():
         for earlier, later in pairwise(of_task):
@@ -87,21 +91,26 @@ class _Attempt(NamedTuple):
         return "none" if self.success == 0 else "all" if self.success > 1 - 1e-9 else "some"
 
 
-def _attempts(connection: sa.Connection, run: str) -> dict[str, list[_Attempt]]:
+def _attempts(connection: sa.Connection, run: str, first: int) -> dict[str, list[_Attempt]]:
     """Return the attempts of each task, by its hash, in the order of iterations."""
     size = sa.func.sum(groups.c.size)
     means = (sa.func.sum(groups.c[name] * groups.c.size) / size for name in ("success_rate", "reward_mean"))
     query = sa.select(groups.c.task, groups.c.iteration, *means).where(groups.c.run == run, COUNTS_AS_ATTEMPTS)
-    query = query.group_by(groups.c.task, groups.c.iteration).order_by(groups.c.task, groups.c.iteration)
+    query = (
+        query.where(groups.c.iteration >= first)
+        .group_by(groups.c.task, groups.c.iteration)
+        .order_by(groups.c.task, groups.c.iteration)
+    )
     found: dict[str, list[_Attempt]] = {}
     for task, *facts in connection.execute(query):
         found.setdefault(task, []).append(_Attempt(*facts))
     return found
 
 
-def _replays(connection: sa.Connection, run: str) -> dict[str, list[int]]:
+def _replays(connection: sa.Connection, run: str, first: int) -> dict[str, list[int]]:
     """Return the iterations whose updates replayed each task, by its hash, in order."""
     used = (draws.c.run == run) & (draws.c.state == COMMITTED) & (draws.c.stream == REPLAY)
+    used &= draws.c.iteration >= first
     place, drawn = draws.c.iteration.label("iteration"), draws.c.trajectory
     stored = sa.select(trajectories.c.task, place).join_from(draws, trajectories, trajectories.c.id == drawn)
     gone = sa.select(groups.c.task, place).join_from(reclaimed, groups, groups.c.id == reclaimed.c.group)
