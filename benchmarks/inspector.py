@@ -73,6 +73,7 @@ def pages(store: ReplayStore) -> dict[str, str]:
         "held_out_slices": f"/slices?run={RUN}&of=held-out",
         "compared_runs": "/?" + urlencode({"all": 1, "show": [RUN, f"{RUN}-2"]}, doseq=True),
         "differences": "/differences?" + urlencode({"show": [RUN, f"{RUN}-2"]}, doseq=True),
+        "compared_tasks": "/compared-tasks?" + urlencode({"show": [RUN, f"{RUN}-2"]}, doseq=True),
         "compared_over_tokens": "/?" + urlencode({"over": "generated tokens", "show": [RUN, f"{RUN}-2"]}, doseq=True),
         "slices": f"/slices?run={RUN}&by=hops",
         "mixing": f"/mixing?run={RUN}",

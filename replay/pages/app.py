@@ -27,6 +27,7 @@ from replay.pages.views.runs_page import OpenedRuns
 PAGES: tuple[Page[OpenBuffer], ...] = (
     runs_page.PAGE,
     runs_page.DIFFERENCES,
+    runs_page.TASKS,
     run_page.PAGE,
     run_page.CLUSTER,
     iteration_page.PAGE,
@@ -58,7 +59,7 @@ def create_app(
 def create_folder_app(runs: OpenedRuns, *, token: str | None = None, host: str = LOOPBACK[0]) -> ASGIApp:
     """Make the inspector of a folder of runs, for any ASGI server."""
     of_each = Mount("/in/{folder}", app=partial(_serve_run, runs))
-    pages = (runs_page.PAGE, runs_page.DIFFERENCES)
+    pages = (runs_page.PAGE, runs_page.DIFFERENCES, runs_page.TASKS)
     app = build_app(pages, runs, of_each, place=str(runs.folder), has_buffer=False)
     return guarded(app, token=token, host=host)
 

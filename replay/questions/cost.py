@@ -102,7 +102,9 @@ def _distributions(part: npt.NDArray[np.float64], rewards: npt.NDArray[np.float6
     found = {}
     for name, column in zip(_DISTRIBUTIONS, part[2:], strict=True):
         known = column[np.isfinite(column)]
-        quantiles = np.quantile(known, (0.1, 0.5, 0.9)).tolist() if known.size else (None, None, None)
+        # As np.quantile does, which takes several times as long for few values.
+        places = np.multiply((0.1, 0.5, 0.9), known.size - 1)
+        quantiles = np.interp(places, np.arange(known.size), np.sort(known)).tolist() if known.size else (None,) * 3
         found[name] = dict(zip(("p10", "p50", "p90"), quantiles, strict=True))
     if len(rewards) <= _FEW_REWARDS:
         del found["reward"]

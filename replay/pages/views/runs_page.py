@@ -117,7 +117,7 @@ def _shown(lines: list[QueryResult], ask: Ask, request: Request, *, place: str) 
         "amounts": AMOUNTS,
         "logged": sorted({name for each in found for name in each["logged"]}),
         "names": names,
-        "differences": address("differences", show=marked) if len(marked) > 1 else None,
+        "parts": [address(part, show=marked) for part in ("compared-tasks", "differences")] if len(marked) > 1 else [],
     }
 
 
@@ -154,9 +154,8 @@ def _shortest_names(lines: Sequence[QueryResult]) -> list[str]:
 
 
 def compare_marked_runs(source: OpenBuffer | OpenedRuns, request: Request) -> QueryResult:
-    """Return the configuration keys and numbers that differ between runs, how many numbers are equal, and the tasks."""
-    lines, ask = _runs_of(source)
-    shown = _chosen(lines, list(dict.fromkeys(read_parameters(request, "show"))))
+    """Return the configuration keys and numbers that differ between runs, and how many numbers are equal."""
+    shown, ask = _marked_runs(source, request)
     facts = [ask(line, "facts", _run_facts) for line in shown]
     found = {name: _side_by_side([each[name] for each in facts]) for name in ("config", "numbers")}
     different = {
@@ -164,12 +163,17 @@ def compare_marked_runs(source: OpenBuffer | OpenedRuns, request: Request) -> Qu
         for (name, rows), mark in zip(found.items(), ("", ","), strict=True)
     }
     same = len(found["numbers"]) - len(different["numbers"])
-    return {
-        **different,
-        "names": _shortest_names(shown),
-        "same_numbers": same,
-        "tasks": _compare_tasks(shown, ask),
-    }
+    return {**different, "names": _shortest_names(shown), "same_numbers": same}
+
+
+def compare_tasks_of_marked_runs(source: OpenBuffer | OpenedRuns, request: Request) -> QueryResult:
+    shown, ask = _marked_runs(source, request)
+    return {"names": _shortest_names(shown), "tasks": _compare_tasks(shown, ask)}
+
+
+def _marked_runs(source: OpenBuffer | OpenedRuns, request: Request) -> tuple[list[QueryResult], Ask]:
+    lines, ask = _runs_of(source)
+    return _chosen(lines, list(dict.fromkeys(read_parameters(request, "show")))), ask
 
 
 def _run_facts(store: ReplayStore, run: str) -> dict[str, QueryResult]:
@@ -294,3 +298,4 @@ class OpenedRuns:
 
 PAGE: Page[Any] = Page("/", "runs.html", list_runs, tab="runs")
 DIFFERENCES: Page[Any] = Page("/differences", "differences.html", compare_marked_runs, tab="runs")
+TASKS: Page[Any] = Page("/compared-tasks", "compared_tasks.html", compare_tasks_of_marked_runs, tab="runs")

@@ -141,6 +141,7 @@ def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str], *, held
         address("runs", run, "cost", price_hour=2.5),
         address("", all=1, show=list(runs)),
         address("differences", show=list(runs)),
+        address("compared-tasks", show=list(runs)),
         address("mixing", run=run),
     ]
 

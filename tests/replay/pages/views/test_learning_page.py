@@ -43,8 +43,8 @@ def test_pages_say_why_nothing_can_be_compared_if_each_task_was_met_once(file_st
     with inspecting(file_store) as server:
         assert "No task in this list was tried in a second iteration" in server.words(f"/tasks?run={RUN}")
         assert "no task of this run was tried in two iterations" in server.words(f"/runs/{RUN}/after-replay")
-        differences = server.words(f"/differences?show={RUN}&show=run-2")
-    assert "No task was tried by two of these runs" in differences and "of 0 tasks" not in differences
+        compared = server.words(f"/compared-tasks?show={RUN}&show=run-2")
+    assert "No task was tried by two of these runs" in compared and "of 0 tasks" not in compared
 
 
 def test_failures_stand_beside_successes_and_lead_to_their_rows(inspector: Served) -> None:

@@ -15,7 +15,7 @@ from replay.pages.views.runs_page import OpenedRuns
 from replay.storage.format import schema
 from tests.fakes.records import RUN, a_run, iterate, new_store, put, sql, trajectory
 from tests.fakes.replay_command import ask
-from tests.replay.pages.serving import Served, charts_of, page_addresses, served, words_of
+from tests.replay.pages.serving import Served, charts_of, page_addresses, served
 
 ODD = "b%2F c?"
 """A folder's name that no address can hold as it is."""
@@ -76,12 +76,13 @@ def test_every_run_is_listed_with_what_it_came_to_and_their_curves_stand_in_the_
     assert charts(inspector.page(address(show=[RUN, f"{ODD}:{RUN}"])))["Reward"].keys() == {ODD}
     marked = [f"a:{RUN}", f"{ODD}:{RUN}"]
     both = inspector.page(address("differences", show=marked))
-    assert address("differences", show=marked) in unescape(inspector.page(address(show=marked)))
+    page = unescape(inspector.page(address(show=marked)))
+    assert address("differences", show=marked) in page and address("compared-tasks", show=marked) in page
     assert '<td class="text">trajectories</td><td>16</td><td>24</td>' in both
     assert "The same in every key." in both
     # The only task: groups of each iteration have 2 and 1 successes of 4. Its question is what it begins with.
-    assert "mean over the 1 that all tried 50.0 % 50.0 % task-1 Where is the key? 50.0 % 50.0 % 1 of 1" in words_of(
-        both
+    assert "mean over the 1 that all tried 50.0 % 50.0 % task-1 Where is the key? 50.0 % 50.0 % 1 of 1" in (
+        inspector.words(address("compared-tasks", show=marked))
     )
 
 
