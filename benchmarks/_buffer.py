@@ -8,14 +8,17 @@ import numpy as np
 from benchmarks._rows import RUN, make_trajectory
 from context.messages import Message
 from replay import ReplayStore, TaskRecord, Trajectory
-from replay.questions.table_series import TABLE_SERIES
+from replay.questions.table_series import FLAT_GROUPS, GROUPS, TABLE_SERIES
 from replay.records import FRESH, REPLAY, DrawRecord, HeldOutEpisode, group_of
 from tests.fakes.records import add_run, iteration_record, measured, policy
 
 FRESH_ROWS, REPLAYED, MEMBERS = 64, 32, 8
 TASKS = [TaskRecord(f"{index * 0x9E3779B1 % 2**32:08x}", "lookup_chain", {"hops": index % 5}) for index in range(400)]
 _OF_STREAMS = ("policy_loss", "ratio_mean", "ratio_max", "drift_mean", "ess", "clip_fraction", "approx_kl", "entropy")
-LOGGED = sorted(TABLE_SERIES | {f"actor/{stream}/{name}" for stream in ("fresh", "replay") for name in _OF_STREAMS})
+_NEVER_LOGGED = {GROUPS, FLAT_GROUPS, "rollout/groups_all_failed", "rollout/groups_all_solved"}
+LOGGED = sorted(
+    TABLE_SERIES - _NEVER_LOGGED | {f"actor/{stream}/{name}" for stream in ("fresh", "replay") for name in _OF_STREAMS}
+)
 """Metrics of an iteration, by names that a run logs."""
 HELD_OUT, EVALUATIONS = 256, 10
 _SHAPES = 200
