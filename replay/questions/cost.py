@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from replay.questions.filters.query import QueryResult
 from replay.questions.runs import merged_to, metric_series
 from replay.questions.summary import read_numbers, total
+from replay.questions.table_series import TOKENS, WITH_TOKENS
 from replay.records import COMMITTED
 from replay.storage.format.schema import draws, groups, reclaimed, trajectories
 from replay.storage.format.views import IS_EPISODE, WAS_EPISODE
@@ -77,17 +78,8 @@ def _episodes(connection: sa.Connection, run: str) -> npt.NDArray[np.float64]:
 
 
 def _trained_tokens(connection: sa.Connection, run: str) -> dict[int, int]:
-    """Return the sampled tokens of the rows of each update.
-
-    Most rows are fresh, and an index finds these by their place without reading them.
-    """
-    own = trajectories.alias()
-    place = sa.and_(*(own.c[name] == draws.c[name] for name in ("run", "iteration", "slot")))
-    other = sa.case((own.c.id.is_(None), draws.c.trajectory))
-    joined = draws.outerjoin(own, place & (own.c.id == draws.c.trajectory))
-    joined = joined.outerjoin(trajectories, _rows.id == other).outerjoin(reclaimed, _left.id == other)
-    tokens = sa.func.coalesce(own.c.num_action_tokens, _rows.num_action_tokens, _left.num_action_tokens)
-    query = sa.select(draws.c.iteration, total(tokens)).select_from(joined)
+    """Return the sampled tokens of the rows of each update."""
+    query = sa.select(draws.c.iteration, total(TOKENS)).select_from(WITH_TOKENS)
     query = query.where(draws.c.run == run, draws.c.state == COMMITTED).group_by(draws.c.iteration)
     return dict(map(tuple, connection.execute(query)))
 

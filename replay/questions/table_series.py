@@ -24,11 +24,17 @@ def _share(part: Any, whole: Any) -> sa.ColumnElement[Any]:
     return sa.cast(sa.func.sum(part), sa.Double) / sa.func.nullif(sa.func.sum(whole), 0)
 
 
-TOKENS = sa.func.coalesce(trajectories.c.num_action_tokens, reclaimed.c.num_action_tokens)
-WITH_TOKENS = draws.outerjoin(trajectories, trajectories.c.id == _used.trajectory).outerjoin(
-    reclaimed, reclaimed.c.id == _used.trajectory
+_own = trajectories.alias()
+_place = sa.and_(*(_own.c[name] == _used[name] for name in ("run", "iteration", "slot")), _own.c.id == _used.trajectory)
+_other = sa.case((_own.c.id.is_(None), _used.trajectory))
+WITH_TOKENS = (
+    draws.outerjoin(_own, _place)
+    .outerjoin(trajectories, trajectories.c.id == _other)
+    .outerjoin(reclaimed, reclaimed.c.id == _other)
 )
-"""Draws with the sampled TOKENS of their rows, evicted rows included."""
+"""Draws with their rows, evicted ones included. An index finds fresh rows by their place without reading them."""
+TOKENS = sa.func.coalesce(*(table.c.num_action_tokens for table in (_own, trajectories, reclaimed)))
+"""The sampled tokens of the rows of WITH_TOKENS."""
 _FLAT = sa.cast(WITHOUT_SIGNAL, sa.Integer)
 _SERIES: Mapping[sa.Table, Mapping[str, sa.ColumnElement[Any]]] = {
     iterations: {
