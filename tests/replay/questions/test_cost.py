@@ -31,7 +31,7 @@ def test_cost_counts_generated_and_trained_tokens_seconds_and_money(store: Repla
     set_state(store, "row-3", "orphaned")
     for slot, id in enumerate(("row-0", "row-0", "row-1")):
         add_draw(store, id, iteration=1 + slot // 2, slot=slot)
-    store.add_metrics(RUN, 0, {"time/evaluation": 900.0})
+    store.add_metrics(RUN, 0, {"time/warm_up": 600.0, "time/evaluation": 300.0})
     store.add_metrics(RUN, 1, {"time/iteration": 2700.0})
     found = cost(store, RUN, price_hour=3.0, price_million=1e6)
     # An hour at 3, and 70 tokens at 1 each.

@@ -3,6 +3,7 @@ import pytest
 
 from replay import ReplayStore
 from replay.questions.replayed import after_replay, stream_shares, token_gaps
+from replay.storage.format.schema import trajectories
 from tests.fakes.records import RUN, SHORT, add_draw, put, sql, trajectory
 
 COURSES = {"replayed": (0.0, 0.5, 1.0), "alone": (0.0, 0.0, 0.5)}
@@ -34,6 +35,21 @@ def test_next_group_is_compared_by_whether_its_task_was_replayed_since_the_one_b
     assert found["none", False] == {"pairs": 2, "better": 0.5, "success": 0.25, "reward": 0.5}
     assert found["some", False] == {"pairs": 1, "better": 1.0, "success": 0.5, "reward": 1.0}
     assert {key for key, row in found.items() if not row["pairs"]} == {("some", True), ("all", True), ("all", False)}
+
+
+def test_only_groups_of_the_newest_iterations_are_compared(store: ReplayStore) -> None:
+    pairs = [(row["replayed"], row["pairs"]) for row in after_replay(store, RUN, newest=3) if row["pairs"]]
+    assert pairs == [(False, 1), (False, 1)]  # of each task from iteration 3 to 5
+
+
+def test_replay_of_a_row_that_is_evicted_by_now_counts(file_store: ReplayStore) -> None:
+    for iteration in (1, 3):
+        put(file_store, trajectory(f"row-{iteration}", group=f"g{iteration}", iteration=iteration), size=2)
+    add_draw(file_store, "row-1", iteration=2)
+    before = after_replay(file_store, RUN)
+    file_store.prune(RUN, rows=trajectories.c.id == "row-1", dry_run=False)
+    assert sql(file_store, "select id from reclaimed") == [("row-1",)]
+    assert [row["pairs"] for row in before if row["replayed"]] == [0, 1, 0] and after_replay(file_store, RUN) == before
 
 
 def test_replay_s_share_of_an_update_is_of_its_rows_and_of_their_weighted_advantages(store: ReplayStore) -> None:
