@@ -1,54 +1,87 @@
-"""The families of tasks on which replay is measured with the pretrained model."""
+"""The families of tasks on which replay is measured with the pretrained model. Two are of others, with their judges."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+Settings = Mapping[str, Any]
+
 
 class Family(NamedTuple):
-    module: str
-    """Writes demonstrations.jsonl, train.jsonl and, of kinds that nothing is learned on, test.jsonl into a folder."""
-    words: tuple[object, ...]
-    environment: str
-    max_tokens: int
-    of_data: Callable[[Path], Mapping[str, Any]]
-    """Settings of its runs over those of the calculator, by where its data are."""
+    data: Callable[[Path, int], Sequence[object]]
+    """The command that writes demonstrations.jsonl, train.jsonl and test.jsonl of a seed into a folder."""
+    sft: str
+    train: str
+    """Files of `agentloop sft` and `agentloop train`."""
+    both: Settings
+    """Over both files."""
+    training: Settings
+    """Over the second."""
+    level: float
+    """A run has reached it once its newest 256 fresh episodes, all of new tasks, succeed as often."""
+    first: int
+    """The success of so many first fresh episodes is shown, and runs that only tune end with them."""
+    ends_at_level: bool
+    """False: every run has as many episodes, and its policy is evaluated in the end."""
     without: tuple[str, ...]
     """Arms that it cannot have: hindsight, without an `achieved`."""
     found: tuple[int, float] | None
     """Epochs and learning rate that the control was tuned to, and every arm has; None: it is not tuned yet."""
 
 
+def _calculator(data: Path, seed: int) -> Sequence[object]:
+    careless = ("--tasks", 4000, "--careless", 0.85)  # one episode in five succeeds at the start
+    return ("examples.calculator_agent.make_data", data, "--seed", seed, *careless)
+
+
+def _games(data: Path, seed: int) -> Sequence[object]:
+    sets = [word for key, value in _GAME.items() for word in ("--set", f"environment.options.{key}={value}")]
+    sets += ["--set", f"tasks.data={data}/{{split}}.jsonl", "--set", f"sft.data={data}/demonstrations.jsonl"]
+    many = ("--train", 96 + 24, "--demonstrations", 24, "--held-out", 1, "--first", 10_000 * seed)
+    return ("examples.benchmarks.textworld_data", _TEXTWORLD, *many, *sets)
+
+
+def _calls(data: Path, seed: int) -> Sequence[object]:
+    return ("examples.benchmarks.bfcl_rows", data, "simple_python", "--demonstrations", 64, "--order", seed)
+
+
+_TEXTWORLD, _BFCL = "examples/benchmarks/textworld.yaml", "examples/benchmarks/bfcl.yaml"
+_GAME = {"rooms": 1, "objects": 4, "quests": 1, "quest_length": 3}
 FAMILIES = {
     "calculator": Family(
-        module="examples.calculator_agent.make_data",
-        words=("--tasks", 4000, "--careless", 0.85),  # one episode in five succeeds at the start
-        environment="examples/calculator_agent/agent.py:CalculatorAgent",
-        max_tokens=512,
-        of_data=lambda data: {},
+        data=_calculator,
+        sft="examples/calculator_agent/sft.yaml",
+        train="examples/calculator_agent/train.yaml",
+        both={},
+        training={"loss.replay.objective.dual_clip": None},  # what its first seeds had
+        level=0.5,
+        first=512,
+        ends_at_level=False,
         without=("hindsight",),
         found=(2, 2e-5),
     ),
-    "lookups": Family(
-        module="benchmarks._lookup_rows",
-        words=(),
-        environment="benchmarks/_lookup_rows.py:LookupRows",
-        max_tokens=768,
-        of_data=lambda data: {"rollout.max_turns": 9},
-        without=(),
+    "textworld": Family(
+        data=_games,
+        sft=_TEXTWORLD,
+        train=_TEXTWORLD,
+        both={f"environment.options.{key}": value for key, value in _GAME.items()},
+        training={"rollout.max_turns": 5, "tasks.shuffle": False},  # the games of its demonstrations are the last
+        level=0.5,
+        first=384,
+        ends_at_level=True,
+        without=("hindsight",),
         found=None,
     ),
-    "sql": Family(
-        module="examples.sql_agent.make_data",
-        words=("--demonstrations", 384),
-        environment="examples/sql_agent/agent.py:SqlAgent",
-        max_tokens=768,
-        of_data=lambda data: {
-            "environment.options": {"folder": str(data / "databases")},
-            "rollout.max_turns": 5,
-            "rollout.max_tokens_per_turn": 96,
-        },
-        without=("hindsight",),
+    "bfcl": Family(
+        data=_calls,
+        sft=_BFCL,
+        train=_BFCL,
+        both={},
+        training={"batch.group_size": 4, "tasks.shuffle": False},
+        level=0.5,
+        first=384,
+        ends_at_level=True,
+        without=("hindsight", "state_values"),  # one reply to each question
         found=None,
     ),
 }

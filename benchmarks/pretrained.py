@@ -1,9 +1,9 @@
 """What replay does for a pretrained model: SmolLM2-135M on a family of tasks, against a control that was tuned.
 
-`--run` makes the runs that the results lack, in parts of `--minutes`, one JSON line each once it has come to its end:
-as many fresh episodes as all have. It goes on where it was stopped; seconds of a part that was stopped are not counted.
-Without it: what was measured. `make real-model` comes first. A family's control is tuned before its arms are
-compared: `--arms tune_2_2e-05 ...`, on seeds from 100.
+`--run` makes the runs that the results lack, in parts of `--minutes`, one JSON line each once it has come to its end.
+It goes on where it was stopped; seconds of a part that was stopped are not counted. Without it: what was measured.
+`make real-model` comes first; the families of others need their packages (docs/benchmarks-of-others.md). A family's
+control is tuned before its arms are compared: `--arms tune_2_2e-05 ...`, on seeds from 100.
 """
 
 import argparse
@@ -18,29 +18,29 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import _trained
 from benchmarks._families import FAMILIES, Family
 from benchmarks._replay_figures import Columns, Result, costs_table, differences_table, mean_success, to_target
 from benchmarks._trained import ROOT, read
 
-TASK = ROOT / "examples" / "calculator_agent"
-LEVEL, NEWEST, FIRST, BUDGET = 0.5, 256, 512, 768
-"""A run has reached the level once so many newest fresh episodes, all of new problems, succeed as often. Success of its
-first so many is shown, too. Every run has so many in all: held-out success is that of policies that trained as long."""
-COLUMNS = ("fresh", "replayed", "success", "tokens", "steps", "cpu", "wall")
+NEWEST, BUDGET = 256, 768
+"""Fresh episodes whose success is compared with the level, and most of a run."""
+COLUMNS = ("fresh", "replayed", "success", "tokens", "steps", "cpu", "wall", "turns", "collect", "update")
+"""Of each iteration, in seconds the last and `cpu`, `wall`; `turns` are replies, which tools or the environment answer.
+The first runs of the calculator have nothing after `wall`."""
 TO_LEVEL = {
-    "fresh to 50 %": "fresh",
     "generated tokens": "tokens",
     "rows, fresh and replayed": "fresh+replayed",
     "steps": "steps",
+    "CPU-s": "cpu",
 }
-"""Seconds are in the results, but other programs ran at the same time: they are no figures."""
-TUNED = [(epochs, rate) for epochs in (1, 2) for rate in (1e-5, 2e-5, 4e-5)]
+TUNED = [(epochs, rate) for epochs in (1, 2, 3) for rate in (1e-5, 2e-5, 4e-5)]
+PINNED = {"compute.autocast": "bfloat16"}
 ARMS: Mapping[str, Mapping[str, Any]] = {
-    "on_policy": {"replay.fraction": 0.0},
-    "on_policy_3": {"replay.fraction": 0.0, "batch.ppo_epochs": 3},
+    "on_policy": {},
+    "on_policy_3": {"batch.ppo_epochs": 3},
     "replay_instead": {"replay.fraction": 0.25},
     "replay_on_top": {
         "batch.trajectories": 48,
@@ -48,7 +48,7 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
         "replay.fraction": 1 / 3,
         "replay.shortfall": "shrink",
     },
-    "state_values": {"replay.fraction": 0.0, "advantage.credit": "state"},
+    "state_values": {"advantage.credit": "state"},
     "hindsight": {
         "batch.trajectories": 64,
         "batch.mini_batch": 16,
@@ -58,7 +58,7 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
         "replay.shortfall": "shrink",
         "replay.hindsight.enable": True,
     },
-    **{f"tune_{epochs}_{rate:g}": {"replay.fraction": 0.0} for epochs, rate in TUNED},
+    **{f"tune_{epochs}_{rate:g}": {} for epochs, rate in TUNED},
 }
 TITLES = {
     "on_policy": "on-policy, tuned",
@@ -69,12 +69,33 @@ TITLES = {
     "hindsight": "hindsight",
 }
 _FACTS = """
-    select t.iteration, count(*), avg(t.success), sum(t.num_action_tokens),
+    with named as (
+        select iteration, max(case when name = 'batch/replay' then value end) as replayed,
+            round(max(case when name = 'time/collect' then value end), 1) as collected,
+            round(max(case when name = 'time/update' then value end), 1) as updated,
+            round(max(case when name = 'time/iteration' then value end), 1) as wall
+        from metrics group by iteration
+    )
+    select count(*), replayed, avg(t.success), sum(t.num_action_tokens),
         (select optimizer_steps from iterations i where i.run = t.run and i.iteration = t.iteration),
-        (select value from metrics m where m.run = t.run and m.iteration = t.iteration and name = 'batch/replay'),
-        (select value from metrics m where m.run = t.run and m.iteration = t.iteration and name = 'time/iteration')
-    from trajectories t where source = 'self' and state <> 'orphaned' group by t.iteration order by t.iteration
+        wall, sum(t.num_turns), collected, updated
+    from trajectories t join named using (iteration)
+    where source = 'self' and state <> 'orphaned' and wall is not null group by t.iteration order by t.iteration
 """
+
+
+class Iteration(NamedTuple):
+    """What one of a run took, as far as the run itself knows."""
+
+    fresh: int
+    replayed: float
+    success: float
+    tokens: int
+    steps: int
+    wall: float
+    turns: int
+    collect: float
+    update: float
 
 
 def settings(family: Family, arm: str, seed: int, data: Path) -> dict[str, Any]:
@@ -86,9 +107,8 @@ def settings(family: Family, arm: str, seed: int, data: Path) -> dict[str, Any]:
     return {
         "run.seed": seed,
         "run.iterations": -(-BUDGET // fresh),
-        "environment.name": family.environment,
         "tasks.data": f"{data}/{{split}}.jsonl",
-        "context.max_tokens": family.max_tokens,
+        "replay.fraction": 0.0,
         "batch.ppo_epochs": int(epochs),
         "optimizer.learning_rate": rate,
         "evaluation.every": 0,
@@ -96,8 +116,9 @@ def settings(family: Family, arm: str, seed: int, data: Path) -> dict[str, Any]:
         "checkpoint.every": 8,
         "checkpoint.keep": 1,
         "checkpoint.keep_policies": "none",
-        "compute.autocast": "bfloat16",
-        **family.of_data(data),
+        **PINNED,
+        **family.both,
+        **family.training,
         **ARMS[arm],
     }
 
@@ -106,54 +127,55 @@ def start_model(family: Family, seed: int, folder: Path) -> Path:
     """Supervised on this seed's demonstrations."""
     data, made = folder / f"data-{seed}", folder / f"start-{seed}"
     if not made.exists():
-        _trained.typed(family.module, data, "--seed", seed, *family.words, folder=ROOT)
+        _trained.typed(*family.data(data, seed), folder=ROOT)
         place = {"run.folder": str(folder / "sft"), "sft.data": str(data / "demonstrations.jsonl")}
-        given = {"context.max_tokens": family.max_tokens, "run.seed": seed, "compute.autocast": "bfloat16"}
-        result, _ = _trained.run("sft", str(TASK / "sft.yaml"), place | given)
+        result, _ = _trained.run("sft", family.sft, place | PINNED | family.both | {"run.seed": seed})
         (Path(result["folder"]) / "model").rename(made)
     return made
 
 
-def facts(run: Path) -> list[tuple[Any, ...]]:
-    """A row per iteration that was trained on."""
+def facts(run: Path) -> list[Iteration]:
+    """Iterations that were trained on."""
     if not (run / "replay.sqlite").exists():
         return []
     with closing(sqlite3.connect(f"file:{run / 'replay.sqlite'}?mode=ro", uri=True, timeout=60)) as database:
         begun = database.execute("select 1 from sqlite_master where name = 'trajectories'").fetchone()
-        return [row for row in database.execute(_FACTS) if row[-1] is not None] if begun else []
+        return [Iteration(*row) for row in database.execute(_FACTS)] if begun else []
 
 
-def newest_success(rows: Sequence[tuple[Any, ...]]) -> float:
+def newest_success(made: Sequence[Iteration]) -> float:
     """Of the newest fresh episodes; 0 before there are as many."""
     count, won = 0, 0.0
-    for _, fresh, success, *_ in reversed(rows):
-        count, won = count + fresh, won + fresh * success
+    for each in reversed(made):
+        count, won = count + each.fresh, won + each.fresh * each.success
         if count >= NEWEST:
             return float(won / count)
     return 0.0
 
 
-def reached(rows: Sequence[tuple[Any, ...]]) -> int | None:
+def reached(made: Sequence[Iteration], level: float) -> int | None:
     """The first iteration, from 1, after which the level was there."""
-    return next((made for made in range(1, len(rows) + 1) if newest_success(rows[:made]) >= LEVEL), None)
+    return next((last for last in range(1, len(made) + 1) if newest_success(made[:last]) >= level), None)
 
 
-def is_done(rows: Sequence[tuple[Any, ...]], arm: str) -> bool:
-    """Runs that only tune end with their first episodes."""
-    fresh: int = sum(row[1] for row in rows)
-    return fresh >= (BUDGET if arm in TITLES else FIRST)
+def is_done(made: Sequence[Iteration], family: Family, arm: str) -> bool:
+    fresh = sum(each.fresh for each in made)
+    if arm not in TITLES:
+        return fresh >= family.first
+    over = family.ends_at_level and reached(made, family.level) is not None
+    return fresh >= BUDGET or (fresh >= family.first and over)
 
 
 def part(run: Path, family: Family, arm: str, seed: int, minutes: float) -> tuple[float, bool]:
     """Train on for so long at most; CPU-seconds, and whether the run has come to its end."""
-    if is_done(facts(run), arm):  # it was stopped before its result was written
+    if is_done(facts(run), family, arm):  # it was stopped before its result was written
         return 0.0, True
     folder = run.parent
     given = settings(family, arm, seed, folder / f"data-{seed}")
     given |= {"model.path": str(start_model(family, seed, folder))}
     sets = [word for key, value in given.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     going_on = any((run / "checkpoints").glob("*"))
-    words = [str(run), "--resume"] if going_on else [str(TASK / "train.yaml"), "--run", str(run), *sets]
+    words = [str(run), "--resume"] if going_on else [family.train, "--run", str(run), *sets]
     quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
     before, ends = _trained.children_cpu(), time.monotonic() + 60 * minutes
     with (folder / f"{run.name}.log").open("a") as log:
@@ -165,38 +187,39 @@ def part(run: Path, family: Family, arm: str, seed: int, minutes: float) -> tupl
             stderr=log,
         )
         while training.poll() is None:
-            if is_done(facts(run), arm) or time.monotonic() > ends:
+            if is_done(facts(run), family, arm) or time.monotonic() > ends:
                 training.send_signal(signal.SIGINT)  # it ends with a checkpoint, after this iteration
                 training.wait()
             time.sleep(2)
-    done = is_done(facts(run), arm)
+    done = is_done(facts(run), family, arm)
     if training.returncode not in (0, 130) and not done:
         raise RuntimeError(f"{run.name} must end well, got {training.returncode}: see {folder / run.name}.log.")
     return _trained.children_cpu() - before, done
 
 
-def result_of(run: Path, arm: str, seed: int, cpu: float) -> Result:
-    """Its costs by iteration, and of an arm held-out success at the end, on kinds of problems that it never saw."""
-    rows = facts(run)
-    wall = sum(row[-1] for row in rows)
-    iterations = [
-        [fresh, replayed, success, tokens, steps, round(cpu * seconds / wall, 1), round(seconds, 1)]
-        for _, fresh, success, tokens, steps, replayed, seconds in rows
-    ]
-    facts_of = {"arm": arm, "seed": seed, "columns": COLUMNS, "iterations": iterations, "reached": reached(rows)}
-    if arm not in TITLES:
-        return facts_of
+def result_of(run: Path, family: Family, arm: str, seed: int, cpu: float) -> Result:
+    """Its costs by iteration. A family whose runs are equally long has held-out success of each arm's policy."""
+    made = facts(run)
+    wall = sum(each.wall for each in made)
+    result = {
+        "arm": arm,
+        "seed": seed,
+        "commit": _trained.commit(),
+        "columns": COLUMNS,
+        "iterations": [[*each[:5], round(cpu * each.wall / wall, 1), *each[5:]] for each in made],
+        "reached": reached(made, family.level),
+    }
+    if arm not in TITLES or family.ends_at_level:
+        return result
     printed, _ = _trained.typed("agentloop", "evaluate", run, "--tasks", 256, "--json", folder=ROOT)
-    return {**facts_of, "held_out": json.loads(printed)["success"]}
+    return {**result, "held_out": json.loads(printed)["success"]}
 
 
-SHOWN = Columns(
-    TO_LEVEL,
-    {
-        f"success of the first {FIRST}": partial(mean_success, episodes=FIRST),
-        "held-out success": lambda result: float(result["held_out"]),
-    },
-)
+def shown(family: Family) -> Columns:
+    successes = {f"success of the first {family.first}": partial(mean_success, episodes=family.first)}
+    if not family.ends_at_level:
+        successes["held-out success"] = lambda result: float(result["held_out"])
+    return Columns({f"fresh to {family.level:.0%}".replace("%", " %"): "fresh", **TO_LEVEL}, successes)
 
 
 def results_of(family: str) -> Path:
@@ -210,9 +233,10 @@ def tables(family: str) -> dict[str, str]:
     runs = {arm: each for arm, each in runs.items() if each}
     pairs = [(arm, "on_policy") for arm in runs if arm != "on_policy"]
     pairs += [(arm, "on_policy_3") for arm in ("replay_instead", "replay_on_top")]
+    columns = shown(FAMILIES[family])
     return {
-        family: costs_table(runs, TITLES, SHOWN),
-        f"{family}-against": differences_table(runs, TITLES, pairs, SHOWN),
+        family: costs_table(runs, TITLES, columns),
+        f"{family}-against": differences_table(runs, TITLES, pairs, columns),
     }
 
 
@@ -236,10 +260,10 @@ def main(arguments: Sequence[str] = ()) -> dict[str, float]:
             cpu += float(used.read_text()) if used.exists() else 0.0
             used.write_text(str(cpu))
             if done:
-                result = result_of(run, arm, seed, cpu)
+                result = result_of(run, family, arm, seed, cpu)
                 with results.open("a") as file:
                     file.write(json.dumps(result) + "\n")
-                print(f"{arm} seed {seed}: {cpu:.0f} CPU-s, {mean_success(result, FIRST):.1%}", flush=True)
+                print(f"{arm} seed {seed}: {cpu:.0f} CPU-s, {mean_success(result, family.first):.1%}", flush=True)
                 made.add((arm, seed))
     return {f"{each['arm']}_{each['seed']}_fresh": to_target(each, "fresh") for each in read(results)}
 

@@ -71,12 +71,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write train.jsonl, test.jsonl (a fifth) and demonstrations.jsonl.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("categories", nargs="+", choices=CATEGORIES)
-    parser.add_argument("--demonstrations", type=int, default=0, help="how many single questions of train.jsonl")
+    parser.add_argument("--demonstrations", type=int, default=0, help="of the last single questions to train on")
+    parser.add_argument("--order", default="", help="any text: another gives another split and order")
     given = parser.parse_args()
     rows = [row for category in given.categories for row in read_rows(category)]
-    rows.sort(key=lambda row: hashlib.sha256(row["id"].encode()).digest())
+    rows.sort(key=lambda row: hashlib.sha256((given.order + row["id"]).encode()).digest())
     test, train = rows[: len(rows) // 5], rows[len(rows) // 5 :]
-    single = (row for row in train if row["category"] not in DIALOGUES)
+    single = (row for row in reversed(train) if row["category"] not in DIALOGUES)
     shown = [demonstration(row) for row in islice(single, given.demonstrations)]
     given.folder.mkdir(parents=True, exist_ok=True)
     for name, lines in (("test", test), ("train", train), ("demonstrations", shown)):

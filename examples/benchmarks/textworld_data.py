@@ -20,10 +20,15 @@ def main() -> None:
     parser.add_argument("config", type=Path, nargs="?", default=Path("examples/benchmarks/textworld.yaml"))
     parser.add_argument("--train", type=int, default=128, help="games to train on")
     parser.add_argument("--held-out", type=int, default=128, help="games to be judged by")
-    parser.add_argument("--demonstrations", type=int, default=24, help="of the games to train on")
+    parser.add_argument("--demonstrations", type=int, default=24, help="of the last games to train on")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first game to train on")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="over the file's")
     given = parser.parse_args()
-    config = load_config(given.config)
-    seeds = {"train": range(given.train), "test": range(FIRST_HELD_OUT, FIRST_HELD_OUT + given.held_out)}
+    config = load_config(given.config, given.set)
+    seeds = {
+        "train": range(given.first, given.first + given.train),
+        "test": range(FIRST_HELD_OUT, FIRST_HELD_OUT + given.held_out),
+    }
     for split, chosen in seeds.items():
         path = Path(str(config.tasks.data).replace("{split}", split))
         path.parent.mkdir(parents=True, exist_ok=True)
