@@ -14,14 +14,14 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import _trained
-from benchmarks._families import FAMILIES, Family
+from benchmarks._families import FAMILIES, Family, Settings
 from benchmarks._replay_figures import Columns, Result, costs_table, differences_table, mean_success, to_target
 from benchmarks._trained import ROOT, read
 
@@ -37,8 +37,8 @@ TO_LEVEL = {
     "CPU-s": "cpu",
 }
 TUNED = [(epochs, rate) for epochs in (1, 2, 3) for rate in (1e-5, 2e-5, 4e-5)]
-PINNED = {"compute.autocast": "bfloat16"}
-ARMS: Mapping[str, Mapping[str, Any]] = {
+PINNED: Settings = {"compute.autocast": "bfloat16"}
+ARMS: Mapping[str, Settings] = {
     "on_policy": {},
     "on_policy_3": {"batch.ppo_epochs": 3},
     "replay_instead": {"replay.fraction": 0.25},
@@ -128,8 +128,8 @@ def start_model(family: Family, seed: int, folder: Path) -> Path:
     data, made = folder / f"data-{seed}", folder / f"start-{seed}"
     if not made.exists():
         _trained.typed(*family.data(data, seed), folder=ROOT)
-        place = {"run.folder": str(folder / "sft"), "sft.data": str(data / "demonstrations.jsonl")}
-        result, _ = _trained.run("sft", family.sft, place | PINNED | family.both | {"run.seed": seed})
+        place: Settings = {"run.folder": str(folder / "sft"), "sft.data": str(data / "demonstrations.jsonl")}
+        result, _ = _trained.run("sft", family.sft, {**place, **PINNED, **family.both, "run.seed": seed})
         (Path(result["folder"]) / "model").rename(made)
     return made
 
@@ -216,7 +216,9 @@ def result_of(run: Path, family: Family, arm: str, seed: int, cpu: float) -> Res
 
 
 def shown(family: Family) -> Columns:
-    successes = {f"success of the first {family.first}": partial(mean_success, episodes=family.first)}
+    successes: dict[str, Callable[[Result], float]] = {
+        f"success of the first {family.first}": partial(mean_success, episodes=family.first)
+    }
     if not family.ends_at_level:
         successes["held-out success"] = lambda result: float(result["held_out"])
     return Columns({f"fresh to {family.level:.0%}".replace("%", " %"): "fresh", **TO_LEVEL}, successes)
