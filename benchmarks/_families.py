@@ -8,8 +8,8 @@ Settings = Mapping[str, Any]
 
 
 class Family(NamedTuple):
-    data: Callable[[Path, int], Sequence[object]]
-    """The command that writes demonstrations.jsonl, train.jsonl and test.jsonl of a seed into a folder."""
+    data: Callable[[Path, int], Sequence[Sequence[object]]]
+    """Commands that write demonstrations.jsonl, train.jsonl and test.jsonl of a seed into a folder."""
     sft: str
     train: str
     """Files of `agentloop sft` and `agentloop train`."""
@@ -29,24 +29,25 @@ class Family(NamedTuple):
     """Epochs and learning rate that the control was tuned to, and every arm has; None: it is not tuned yet."""
 
 
-def _calculator(data: Path, seed: int) -> Sequence[object]:
+def _calculator(data: Path, seed: int) -> Sequence[Sequence[object]]:
     careless = ("--tasks", 4000, "--careless", 0.85)  # one episode in five succeeds at the start
-    return ("examples.calculator_agent.make_data", data, "--seed", seed, *careless)
+    return [("examples.calculator_agent.make_data", data, "--seed", seed, *careless)]
 
 
-def _games(data: Path, seed: int) -> Sequence[object]:
-    sets = [word for key, value in _GAME.items() for word in ("--set", f"environment.options.{key}={value}")]
-    sets += ["--set", f"tasks.data={data}/{{split}}.jsonl", "--set", f"sft.data={data}/demonstrations.jsonl"]
-    many = ("--train", 96 + 24, "--demonstrations", 24, "--held-out", 1, "--first", 10_000 * seed)
-    return ("examples.benchmarks.textworld_data", _TEXTWORLD, *many, *sets)
+def _games(data: Path, seed: int) -> Sequence[Sequence[object]]:
+    """Walkthroughs are of games of two commands. The run's games take three, so that few are won at first."""
+    places = ("--set", f"tasks.data={data}/{{split}}.jsonl", "--set", f"sft.data={data}/demonstrations.jsonl")
+    both = ("examples.benchmarks.textworld_data", _TEXTWORLD, "--first", 1000 * seed, "--held-out", 1, *places)
+    sizes = [word for key, value in _GAMES.items() for word in ("--set", f"{key}={value}")]
+    return [(*both, "--train", 24, "--demonstrations", 24), (*both, "--train", 192, "--demonstrations", 0, *sizes)]
 
 
-def _calls(data: Path, seed: int) -> Sequence[object]:
-    return ("examples.benchmarks.bfcl_rows", data, "simple_python", "--demonstrations", 64, "--order", seed)
+def _calls(data: Path, seed: int) -> Sequence[Sequence[object]]:
+    return [("examples.benchmarks.bfcl_rows", data, "simple_python", "--demonstrations", 64, "--order", seed)]
 
 
 _TEXTWORLD, _BFCL = "examples/benchmarks/textworld.yaml", "examples/benchmarks/bfcl.yaml"
-_GAME = {"rooms": 1, "objects": 4, "quests": 1, "quest_length": 3}
+_GAMES = {"environment.options.objects": 4, "environment.options.quest_length": 3}
 FAMILIES = {
     "calculator": Family(
         data=_calculator,
@@ -64,8 +65,8 @@ FAMILIES = {
         data=_games,
         sft=_TEXTWORLD,
         train=_TEXTWORLD,
-        both={f"environment.options.{key}": value for key, value in _GAME.items()},
-        training={"rollout.max_turns": 5, "tasks.shuffle": False},  # the games of its demonstrations are the last
+        both={},
+        training={**_GAMES, "batch.group_size": 4},
         level=0.5,
         first=256,
         ends_at_level=True,
@@ -77,7 +78,7 @@ FAMILIES = {
         sft=_BFCL,
         train=_BFCL,
         both={},
-        training={"batch.group_size": 4, "tasks.shuffle": False},
+        training={"batch.group_size": 4, "tasks.shuffle": False},  # demonstrations are of the last rows
         level=0.5,
         first=256,
         ends_at_level=True,

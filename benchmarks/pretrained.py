@@ -34,7 +34,6 @@ TO_LEVEL = {
     "generated tokens": "tokens",
     "rows, fresh and replayed": "fresh+replayed",
     "steps": "steps",
-    "CPU-s": "cpu",
 }
 TUNED = [(epochs, rate) for epochs in (1, 2, 3) for rate in (1e-5, 2e-5, 4e-5)]
 PINNED: Settings = {"compute.autocast": "bfloat16"}
@@ -127,7 +126,8 @@ def start_model(family: Family, seed: int, folder: Path) -> Path:
     """Supervised on this seed's demonstrations."""
     data, made = folder / f"data-{seed}", folder / f"start-{seed}"
     if not made.exists():
-        _trained.typed(*family.data(data, seed), folder=ROOT)
+        for command in family.data(data, seed):
+            _trained.typed(*command, folder=ROOT)
         place: Settings = {"run.folder": str(folder / "sft"), "sft.data": str(data / "demonstrations.jsonl")}
         result, _ = _trained.run("sft", family.sft, {**place, **PINNED, **family.both, "run.seed": seed})
         (Path(result["folder"]) / "model").rename(made)
@@ -216,12 +216,14 @@ def result_of(run: Path, family: Family, arm: str, seed: int, cpu: float) -> Res
 
 
 def shown(family: Family) -> Columns:
+    """Other programs ran beside the calculator's runs: their seconds are no figures."""
+    measures = {f"fresh to {100 * family.level:g} %": "fresh", **TO_LEVEL}
     successes: dict[str, Callable[[Result], float]] = {
         f"success of the first {family.first}": partial(mean_success, episodes=family.first)
     }
-    if not family.ends_at_level:
-        successes["held-out success"] = lambda result: float(result["held_out"])
-    return Columns({f"fresh to {family.level:.0%}".replace("%", " %"): "fresh", **TO_LEVEL}, successes)
+    if family.ends_at_level:
+        return Columns({**measures, "CPU-s": "cpu"}, successes)
+    return Columns(measures, {**successes, "held-out success": lambda result: float(result["held_out"])})
 
 
 def results_of(family: str) -> Path:

@@ -20,7 +20,9 @@ def main() -> None:
     parser.add_argument("config", type=Path, nargs="?", default=Path("examples/benchmarks/textworld.yaml"))
     parser.add_argument("--train", type=int, default=128, help="games to train on")
     parser.add_argument("--held-out", type=int, default=128, help="games to be judged by")
-    parser.add_argument("--demonstrations", type=int, default=24, help="of the last games to train on")
+    parser.add_argument(
+        "--demonstrations", type=int, default=24, help="of the last games to train on; 0: none are written"
+    )
     parser.add_argument("--first", type=int, default=0, help="seed of the first game to train on")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="over the file's")
     given = parser.parse_args()
@@ -34,9 +36,10 @@ def main() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_lines(path, ({"seed": seed} for seed in chosen))
     environments, tasks = open_tasks(config)  # makes every game
-    last = range(given.train - given.demonstrations, given.train)  # a run begins with the first
-    shown = (demonstration(environments.all[0], tasks.train(number)) for number in last)
-    write_lines(Path(str(config.sft.data)), shown)
+    if given.demonstrations:
+        last = range(given.train - given.demonstrations, given.train)  # a run begins with the first
+        shown = (demonstration(environments.all[0], tasks.train(number)) for number in last)
+        write_lines(Path(str(config.sft.data)), shown)
 
 
 def demonstration(factory: EnvironmentFactory, task: Task) -> dict[str, Any]:

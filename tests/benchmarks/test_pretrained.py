@@ -1,7 +1,6 @@
 """When a run of the pretrained model has reached its level, and what it is made with."""
 
 import json
-import random
 from itertools import product
 from pathlib import Path
 
@@ -9,23 +8,35 @@ import pytest
 
 from agentloop.config.config_file import load_config
 from benchmarks._families import FAMILIES
-from benchmarks._lookup_rows import LookupRows, demonstrated, tasks
 from benchmarks._replay_figures import percent_more, to_target
-from benchmarks.pretrained import ARMS, COLUMNS, SHOWN, is_done, newest_success, reached, settings
+from benchmarks.pretrained import ARMS, COLUMNS, Iteration, is_done, newest_success, reached, settings, shown
+
+CALCULATOR, GAMES = FAMILIES["calculator"], FAMILIES["textworld"]
 
 
-def test_level_is_that_of_the_last_256_fresh_episodes_and_runs_have_as_many() -> None:
-    rows = [(number, 64, success) for number, success in enumerate([0.0, 0.5, 0.5, 0.5, 0.8, 0.6, 0.2, 0.0], 1)]
-    assert newest_success(rows[:3]) == 0.0  # 192 are too few to say
-    assert newest_success(rows[:4]) == pytest.approx(1.5 / 4)
-    assert reached(rows[:4]) is None and reached(rows) == 5  # 0.5, 0.5, 0.5, 0.8
-    assert not is_done([*rows, *rows[:3]], "on_policy") and is_done([*rows, *rows[:4]], "on_policy")
-    assert not is_done(rows[:7], "tune_1_1e-05") and is_done(rows, "tune_1_1e-05")
+def iterations(*successes: float, fresh: int = 64) -> list[Iteration]:
+    return [Iteration(fresh, 0.0, success, 1000, 4, 40.0, fresh, 20.0, 20.0) for success in successes]
 
 
-def test_first_success_is_that_of_the_first_512_fresh_episodes() -> None:
+def test_level_is_that_of_the_last_256_fresh_episodes() -> None:
+    made = iterations(0.0, 0.5, 0.5, 0.5, 0.8, 0.6, 0.2, 0.0)
+    assert newest_success(made[:3]) == 0.0  # 192 are too few to say
+    assert newest_success(made[:4]) == pytest.approx(1.5 / 4)
+    assert reached(made[:4], 0.5) is None and reached(made, 0.5) == 5  # 0.5, 0.5, 0.5, 0.8
+    assert reached(made, 0.6) == 6 and reached(made, 0.7) is None
+
+
+def test_a_run_ends_at_its_level_or_where_all_of_its_family_end() -> None:
+    low, high = iterations(*[0.0] * 12), iterations(*[0.9] * 12)
+    assert not is_done(high[:11], CALCULATOR, "on_policy") and is_done(high, CALCULATOR, "on_policy")
+    assert not is_done(high[:3], GAMES, "on_policy") and is_done(high[:4], GAMES, "on_policy")
+    assert not is_done(low[:11], GAMES, "on_policy") and is_done(low, GAMES, "on_policy")
+    assert not is_done(high[:7], CALCULATOR, "tune_1_1e-05") and is_done(low[:8], CALCULATOR, "tune_1_1e-05")
+
+
+def test_first_success_is_that_of_the_first_episodes_of_the_family() -> None:
     first, later = [[32, 8, 0.5, 1000, 4, 30.0, 40.0]] * 16, [[32, 8, 1.0, 1000, 4, 30.0, 40.0]] * 3
-    success_of = SHOWN.successes["success of the first 512"]
+    success_of = shown(CALCULATOR).successes["success of the first 512"]
     assert success_of({"columns": COLUMNS, "iterations": [*first, *later]}) == 0.5
 
 
@@ -41,7 +52,7 @@ def test_costs_are_counted_to_the_iteration_that_reached_the_level() -> None:
 def test_every_arm_is_a_configuration_with_as_many_steps_for_as_many_fresh_episodes(family: str, arm: str) -> None:
     tuned = FAMILIES[family]._replace(found=(2, 2e-5))
     given = [f"{key}={json.dumps(value)}" for key, value in settings(tuned, arm, 0, Path("data")).items()]
-    config = load_config(Path("examples/calculator_agent/train.yaml"), given)
+    config = load_config(Path(tuned.train), given)
     fresh = round(config.batch.trajectories * (1 - config.replay.fraction))
     assert fresh == (24 if arm == "replay_instead" else 32)
     assert config.batch.trajectories / config.batch.mini_batch == 4
@@ -49,15 +60,7 @@ def test_every_arm_is_a_configuration_with_as_many_steps_for_as_many_fresh_episo
 
 
 def test_arms_of_a_family_whose_control_is_not_tuned_are_refused() -> None:
-    untuned = FAMILIES["calculator"]._replace(found=None)
+    untuned = CALCULATOR._replace(found=None)
     with pytest.raises(SystemExit, match="must be tuned"):
         settings(untuned, "replay_on_top", 0, Path("data"))
     assert settings(untuned, "tune_1_1e-05", 0, Path("data"))["batch.ppo_epochs"] == 1
-
-
-def test_look_ups_are_rows_whose_demonstrations_end_at_a_code() -> None:
-    (task,) = tasks((5, 6), 1, random.Random(0))
-    again = LookupRows().task_from_row(json.loads(json.dumps(task.payload)))
-    assert again.messages() == task.messages() and again.payload["hops"] in (5, 6)
-    *_, last_result, answer = demonstrated(task, random.Random(1))["messages"]
-    assert answer["content"] == f'The code is "{json.loads(last_result["content"])["code"]}".'
