@@ -41,6 +41,11 @@ def _column(result: Result, name: str) -> np.ndarray:
     return np.array([sum(row[place] for place in places) for row in result["iterations"]], np.float64)
 
 
+def total(result: Result, name: str) -> float:
+    """Of the whole run."""
+    return float(_column(result, name).sum())
+
+
 def to_target(result: Result, name: str) -> float:
     """What it had taken by the first evaluation of the first two in a row that both reached the target; by the
     iteration that reached it where a result says which that was."""
@@ -102,8 +107,8 @@ def percent_more(mine: Result, other: Result, name: str) -> float:
     """
     took, base = to_target(mine, name), to_target(other, name)
     if math.isinf(base):
-        base = float(_column(other, name).sum())
-        took = min(took, float(_column(mine, name).sum()))
+        base = total(other, name)
+        took = min(took, total(mine, name))
     return 100.0 * (took - base) / base
 
 

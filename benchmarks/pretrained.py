@@ -14,27 +14,19 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import _trained
 from benchmarks._families import FAMILIES, Family, Settings
-from benchmarks._replay_figures import Columns, Result, costs_table, differences_table, mean_success, to_target
+from benchmarks._pretrained_tables import COLUMNS, TITLES, results_of
+from benchmarks._replay_figures import Result, mean_success, to_target
 from benchmarks._trained import ROOT, read
 
 NEWEST, BUDGET = 256, 768
 """Fresh episodes whose success is compared with the level, and most of a run."""
-COLUMNS = ("fresh", "replayed", "success", "tokens", "steps", "cpu", "wall", "turns", "collect", "update")
-"""Of each iteration, in seconds the last and `cpu`, `wall`; `turns` are replies, which tools or the environment answer.
-The first runs of the calculator have nothing after `wall`."""
-TO_LEVEL = {
-    "generated tokens": "tokens",
-    "rows, fresh and replayed": "fresh+replayed",
-    "steps": "steps",
-}
 TUNED = [(epochs, rate) for epochs in (1, 2, 3) for rate in (1e-5, 2e-5, 4e-5)]
 PINNED: Settings = {"compute.autocast": "bfloat16"}
 ARMS: Mapping[str, Settings] = {
@@ -58,14 +50,6 @@ ARMS: Mapping[str, Settings] = {
         "replay.hindsight.enable": True,
     },
     **{f"tune_{epochs}_{rate:g}": {} for epochs, rate in TUNED},
-}
-TITLES = {
-    "on_policy": "on-policy, tuned",
-    "on_policy_3": "on-policy, 3 epochs: as many passes of rows as a third on top",
-    "replay_instead": "a quarter replayed instead of fresh",
-    "replay_on_top": "a third replayed on top",
-    "state_values": "on-policy, with state values",
-    "hindsight": "hindsight",
 }
 _FACTS = """
     with named as (
@@ -213,35 +197,6 @@ def result_of(run: Path, family: Family, arm: str, seed: int, cpu: float) -> Res
         return result
     printed, _ = _trained.typed("agentloop", "evaluate", run, "--tasks", 256, "--json", folder=ROOT)
     return {**result, "held_out": json.loads(printed)["success"]}
-
-
-def shown(family: Family) -> Columns:
-    """Other programs ran beside the calculator's runs: their seconds are no figures."""
-    measures = {f"fresh to {100 * family.level:g} %": "fresh", **TO_LEVEL}
-    successes: dict[str, Callable[[Result], float]] = {
-        f"success of the first {family.first}": partial(mean_success, episodes=family.first)
-    }
-    if family.ends_at_level:
-        return Columns({**measures, "CPU-s": "cpu"}, successes)
-    return Columns(measures, {**successes, "held-out success": lambda result: float(result["held_out"])})
-
-
-def results_of(family: str) -> Path:
-    return ROOT / "docs" / "evidence" / f"pretrained_{family}.jsonl"
-
-
-def tables(family: str) -> dict[str, str]:
-    """Costs of each arm, and differences from the control seed by seed."""
-    results = read(results_of(family))
-    runs = {arm: [each for each in results if each["arm"] == arm and each["seed"] < 100] for arm in TITLES}
-    runs = {arm: each for arm, each in runs.items() if each}
-    pairs = [(arm, "on_policy") for arm in runs if arm != "on_policy"]
-    pairs += [(arm, "on_policy_3") for arm in ("replay_instead", "replay_on_top")]
-    columns = shown(FAMILIES[family])
-    return {
-        family: costs_table(runs, TITLES, columns),
-        f"{family}-against": differences_table(runs, TITLES, pairs, columns),
-    }
 
 
 def main(arguments: Sequence[str] = ()) -> dict[str, float]:

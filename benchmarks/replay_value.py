@@ -1,7 +1,7 @@
 """Does replay pay, against a control that was tuned as well as it was?
 
 `--run` makes the runs that the results lack, one JSON line each, by `agentloop train`; it can be stopped at any time.
-`--report` writes the tables of docs/evidence.md. Without either: the medians of what has been measured.
+`--report` writes the tables of docs/evidence.md and of docs/evidence. Without either: the medians of what was measured.
 """
 
 import argparse
@@ -12,10 +12,12 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _trained, pretrained
+from benchmarks import _pretrained_tables, _trained
+from benchmarks._families import FAMILIES
 from benchmarks._replay_figures import (
     MEASURES,
     STARTS,
@@ -30,7 +32,8 @@ from benchmarks._replay_figures import (
 )
 from benchmarks._trained import ROOT, read, warmed_up
 
-PAGE, RESULTS = ROOT / "docs" / "evidence.md", ROOT / "docs" / "evidence" / "results.jsonl"
+PAGES = (ROOT / "docs" / "evidence.md", *sorted((ROOT / "docs" / "evidence").glob("*.md")))
+RESULTS = ROOT / "docs" / "evidence" / "results.jsonl"
 CONFIG = "benchmarks/replay_value.yaml"
 BUDGET = 5120
 """Fresh episodes after which a run that has not reached the target is over."""
@@ -166,8 +169,8 @@ def by_arm(results: Sequence[Result], task: str) -> dict[str, list[Result]]:
 
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
-    """Those of the page, by name."""
-    found = pretrained.tables("calculator")
+    """Those of the pages, by name."""
+    found = dict(chain.from_iterable(_pretrained_tables.tables(family).items() for family in FAMILIES))
     for task in TASKS:
         runs, columns = by_arm(results, task), Columns(measures(task), starts=starts(task))
         against = differences_table(runs, TITLES, PAIRS, columns)
@@ -178,7 +181,7 @@ def tables(results: Sequence[Result]) -> dict[str, str]:
 def main(arguments: Sequence[str] = ()) -> dict[str, float]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay_value", description=__doc__)
     parser.add_argument("--run", action="store_true", help="the runs that the results lack: hours")
-    parser.add_argument("--report", action="store_true", help="the tables of docs/evidence.md")
+    parser.add_argument("--report", action="store_true", help="the tables of docs/evidence.md and docs/evidence")
     parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(FOUND))
     parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=["on_policy", "hindsight", "hindsight_last"])
     parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
@@ -194,7 +197,9 @@ def main(arguments: Sequence[str] = ()) -> dict[str, float]:
                 print(f"{task} {arm} seed {seed}: fresh to 90 %: {to_target(result, 'fresh'):,.0f}", flush=True)
     results = read(RESULTS)
     if given.report:
-        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), tables(results)), encoding="utf-8")
+        found = tables(results)
+        for page in PAGES:
+            page.write_text(with_tables(page.read_text(encoding="utf-8"), found), encoding="utf-8")
     return {
         f"{task}_{arm}_fresh": interval({each["seed"]: to_target(each, "fresh") for each in runs}).median
         for task in TASKS

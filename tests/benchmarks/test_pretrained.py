@@ -8,8 +8,9 @@ import pytest
 
 from agentloop.config.config_file import load_config
 from benchmarks._families import FAMILIES
+from benchmarks._pretrained_tables import COLUMNS, shown
 from benchmarks._replay_figures import percent_more, to_target
-from benchmarks.pretrained import ARMS, COLUMNS, Iteration, is_done, newest_success, reached, settings, shown
+from benchmarks.pretrained import ARMS, Iteration, is_done, newest_success, reached, settings
 
 CALCULATOR, GAMES = FAMILIES["calculator"], FAMILIES["textworld"]
 

@@ -11,7 +11,7 @@ import pytest
 from agentloop.config.config_file import load_config
 from benchmarks._replay_figures import STARTS, interval, less, mean_success, percent_more, to_target, with_tables
 from benchmarks._trained import read
-from benchmarks.replay_value import ARMS, CONFIG, FOUND, PAGE, RESULTS, settings, tables
+from benchmarks.replay_value import ARMS, CONFIG, FOUND, PAGES, RESULTS, settings, tables
 
 SPOKEN = re.compile(r"\S+ \[[-+\d.,]+, (?:[-+\d.,]+|never)\]")
 
@@ -28,13 +28,13 @@ def reaching(iterations: int) -> Any:
     return result(reached if iterations else [[6, 0.5]], iterations=max(6, iterations + 1))
 
 
-def test_tables_of_the_page_are_those_of_the_results_and_hold_the_intervals_it_speaks_of() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert page.count("<!-- table: ") > 0
-    assert with_tables(page, tables(read(RESULTS))) == page
-    made = re.compile(r"<!-- table: .*?<!-- end -->", flags=re.DOTALL)
-    cells = "".join(made.findall(page))
-    assert [each for each in SPOKEN.findall(made.sub("", page)) if f"| {each} |" not in cells] == []
+def test_tables_of_the_pages_are_those_of_the_results_and_hold_the_intervals_that_are_spoken_of() -> None:
+    found, made = tables(read(RESULTS)), re.compile(r"<!-- table: .*?<!-- end -->", flags=re.DOTALL)
+    pages = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
+    assert {name: with_tables(page, found) for name, page in pages.items()} == pages
+    cells = "".join(found.values())
+    spoken = [each for page in pages.values() for each in SPOKEN.findall(made.sub("", page))]
+    assert [each for each in spoken if f"| {each} |" not in cells] == []
 
 
 @pytest.mark.parametrize("task", FOUND)
