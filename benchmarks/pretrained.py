@@ -33,6 +33,7 @@ ARMS: Mapping[str, Settings] = {
     "on_policy": {},
     "on_policy_3": {"batch.ppo_epochs": 3},
     "replay_instead": {"replay.fraction": 0.25},
+    "earlier_run": {"replay.fraction": 0.25},
     "replay_on_top": {
         "batch.trajectories": 48,
         "batch.mini_batch": 12,
@@ -86,7 +87,9 @@ def settings(family: Family, arm: str, seed: int, data: Path) -> dict[str, Any]:
     if tuned is None:
         raise SystemExit("The control must be tuned before arms are compared. Run --arms tune_..., and write `found`.")
     epochs, rate = tuned
-    fresh = 24 if arm == "replay_instead" else 32
+    fresh = 24 if ARMS[arm].get("replay.fraction") == 0.25 else 32
+    # The other run has another start model and other tasks.
+    other = {"earlier": str(data.with_name(f"replay_instead-{(seed + 1) % 5}"))}
     return {
         "run.seed": seed,
         "run.iterations": -(-BUDGET // fresh),
@@ -103,6 +106,7 @@ def settings(family: Family, arm: str, seed: int, data: Path) -> dict[str, Any]:
         **family.both,
         **family.training,
         **ARMS[arm],
+        **({"replay.attach": other} if arm == "earlier_run" else {}),
     }
 
 

@@ -55,7 +55,7 @@ def test_every_arm_is_a_configuration_with_as_many_steps_for_as_many_fresh_episo
     given = [f"{key}={json.dumps(value)}" for key, value in settings(tuned, arm, 0, Path("data")).items()]
     config = load_config(Path(tuned.train), given)
     fresh = round(config.batch.trajectories * (1 - config.replay.fraction))
-    assert fresh == (24 if arm == "replay_instead" else 32)
+    assert fresh == (24 if arm in ("replay_instead", "earlier_run") else 32)
     assert config.batch.trajectories / config.batch.mini_batch == 4
     assert config.run.iterations * fresh == 768
 
