@@ -1,0 +1,98 @@
+"""Tables of what the pretrained model's runs took."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks._families import FAMILIES, Family
+from benchmarks._replay_figures import (
+    Columns,
+    Result,
+    costs_table,
+    differences_table,
+    markdown,
+    mean_success,
+    total,
+)
+from benchmarks._trained import ROOT, read
+
+COLUMNS = ("fresh", "replayed", "success", "tokens", "steps", "cpu", "wall", "turns", "collect", "update")
+"""Of each iteration, in seconds the last and `cpu`, `wall`; `turns` are replies, which tools or the environment answer.
+The first runs of the calculator have nothing after `wall`."""
+TITLES = {
+    "on_policy": "on-policy, tuned",
+    "on_policy_3": "on-policy, 3 epochs: as many passes of rows as a third on top",
+    "replay_instead": "a quarter replayed instead of fresh",
+    "earlier_run": "a quarter replayed, also from an earlier run with other tasks",
+    "replay_on_top": "a third replayed on top",
+    "state_values": "on-policy, with state values",
+    "hindsight": "hindsight",
+}
+
+
+def results_of(family: str) -> Path:
+    return ROOT / "docs" / "evidence" / f"pretrained_{family}.jsonl"
+
+
+def tables(name: str) -> dict[str, str]:
+    """Costs of each arm, differences from the controls seed by seed, what a run's parts took, and the tuning."""
+    family, results = FAMILIES[name], read(results_of(name))
+    runs = {arm: [each for each in results if each["arm"] == arm] for arm in TITLES}
+    runs = {arm: each for arm, each in runs.items() if each}
+    pairs = [(arm, "on_policy") for arm in runs if arm != "on_policy"]
+    pairs += [(arm, "on_policy_3") for arm in ("replay_instead", "replay_on_top")]
+    pairs += [("earlier_run", "replay_instead")]
+    columns = shown(family)
+    found = {
+        name: costs_table(runs, TITLES, columns),
+        f"{name}-against": differences_table(runs, TITLES, pairs, columns),
+        f"{name}-tuning": tuning_table(results, family),
+    }
+    return {**found, f"{name}-terms": terms_table(runs)} if family.ends_at_level else found
+
+
+def shown(family: Family) -> Columns:
+    """Other programs ran beside the calculator's runs: their seconds are no figures."""
+    measures = {
+        f"fresh to {100 * family.level:g} %": "fresh",
+        "generated tokens": "tokens",
+        "rows, fresh and replayed": "fresh+replayed",
+        "steps": "steps",
+    }
+    successes: dict[str, Callable[[Result], float]] = {
+        f"success of the first {family.first}": partial(mean_success, episodes=family.first)
+    }
+    if family.ends_at_level:
+        return Columns({**measures, "CPU-s": "cpu"}, successes)
+    return Columns(measures, {**successes, "held-out success": lambda result: float(result["held_out"])})
+
+
+def terms_table(runs: Mapping[str, Sequence[Result]]) -> str:
+    """What one fresh episode and one trained row took in each arm: medians over its runs."""
+    rows = []
+    for arm, results in runs.items():
+        episodes = [total(result, "fresh") for result in results]
+        trained = [total(result, "fresh+replayed") for result in results]
+        of_episode = [_medians(results, name, episodes) for name in ("tokens", "turns", "collect")]
+        rows.append([TITLES[arm], *of_episode, _medians(results, "update", trained)])
+    head = ["arm", "tokens of an episode", "replies of it", "seconds to collect it", "seconds to train a row"]
+    return markdown(head, rows)
+
+
+def _medians(results: Sequence[Result], name: str, counts: Sequence[float]) -> str:
+    each = [total(result, name) / count for result, count in zip(results, counts, strict=True)]
+    return f"{np.median(each):.3g}"
+
+
+def tuning_table(results: Sequence[Result], family: Family) -> str:
+    """Settings that were tried for the control, by seed: success of the first episodes."""
+    tuned = [each for each in results if each["arm"].startswith("tune_")]
+    seeds = sorted({each["seed"] for each in tuned})
+    rows = []
+    for arm in sorted({each["arm"] for each in tuned}):
+        _, epochs, rate = arm.split("_")
+        found = {each["seed"]: f"{100 * mean_success(each, family.first):.1f}" for each in tuned if each["arm"] == arm}
+        rows.append([epochs, rate, *(found.get(seed, "") for seed in seeds)])
+    return markdown(["epochs", "learning rate", *(f"seed {seed}, %" for seed in seeds)], rows)
