@@ -18,9 +18,22 @@ from benchmarks._replay_figures import (
 )
 from benchmarks._trained import ROOT, read
 
-COLUMNS = ("fresh", "replayed", "success", "tokens", "steps", "cpu", "wall", "turns", "collect", "update")
-"""Of each iteration, in seconds the last and `cpu`, `wall`; `turns` are replies, which tools or the environment answer.
-The first runs of the calculator have nothing after `wall`."""
+COLUMNS = (
+    "fresh",
+    "replayed",
+    "success",
+    "tokens",
+    "steps",
+    "cpu",
+    "wall",
+    "turns",
+    "collect",
+    "update",
+    "with_signal",
+)
+"""Of each iteration; `cpu`, `wall`, `collect` and `update` in seconds. `turns`: replies, which tools or the environment
+answer. `with_signal`: fresh rows whose advantage is not 0; updates leave the others out. The first runs of the
+calculator have nothing after `wall`."""
 TITLES = {
     "on_policy": "on-policy, tuned",
     "on_policy_3": "on-policy, 3 epochs: as many passes of rows as a third on top",
@@ -30,6 +43,9 @@ TITLES = {
     "state_values": "on-policy, with state values",
     "hindsight": "hindsight",
 }
+
+
+_ROWS = "rows to train on"
 
 
 def results_of(family: str) -> Path:
@@ -58,7 +74,7 @@ def shown(family: Family) -> Columns:
     measures = {
         f"fresh to {100 * family.level:g} %": "fresh",
         "generated tokens": "tokens",
-        "rows, fresh and replayed": "fresh+replayed",
+        **({_ROWS: "with_signal+replayed"} if family.ends_at_level else {"rows, fresh and replayed": "fresh+replayed"}),
         "steps": "steps",
     }
     successes: dict[str, Callable[[Result], float]] = {
@@ -70,14 +86,20 @@ def shown(family: Family) -> Columns:
 
 
 def terms_table(runs: Mapping[str, Sequence[Result]]) -> str:
-    """What one fresh episode and one trained row took in each arm: medians over its runs."""
+    """What one fresh episode and one row to train on took in each arm: medians over its runs."""
     rows = []
     for arm, results in runs.items():
         episodes = [total(result, "fresh") for result in results]
-        trained = [total(result, "fresh+replayed") for result in results]
+        trained = [total(result, "with_signal+replayed") for result in results]
         of_episode = [_medians(results, name, episodes) for name in ("tokens", "turns", "collect")]
         rows.append([TITLES[arm], *of_episode, _medians(results, "update", trained)])
-    head = ["arm", "tokens of an episode", "replies of it", "seconds to collect it", "seconds to train a row"]
+    head = [
+        "arm",
+        "tokens of an episode",
+        "replies of it",
+        "seconds to collect it",
+        "seconds to train a row, all epochs",
+    ]
     return markdown(head, rows)
 
 

@@ -62,7 +62,7 @@ _FACTS = """
     )
     select count(*), replayed, avg(t.success), sum(t.num_action_tokens),
         (select optimizer_steps from iterations i where i.run = t.run and i.iteration = t.iteration),
-        wall, sum(t.num_turns), collected, updated
+        wall, sum(t.num_turns), collected, updated, sum(t.advantage <> 0)
     from trajectories t join named using (iteration)
     where source = 'self' and state <> 'orphaned' and wall is not null group by t.iteration order by t.iteration
 """
@@ -80,6 +80,7 @@ class Iteration(NamedTuple):
     turns: int
     collect: float
     update: float
+    with_signal: int
 
 
 def settings(family: Family, arm: str, seed: int, data: Path) -> dict[str, Any]:

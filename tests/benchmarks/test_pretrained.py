@@ -16,7 +16,7 @@ CALCULATOR, GAMES = FAMILIES["calculator"], FAMILIES["textworld"]
 
 
 def iterations(*successes: float, fresh: int = 64) -> list[Iteration]:
-    return [Iteration(fresh, 0.0, success, 1000, 4, 40.0, fresh, 20.0, 20.0) for success in successes]
+    return [Iteration(fresh, 0.0, success, 1000, 4, 40.0, fresh, 20.0, 20.0, 16) for success in successes]
 
 
 def test_level_is_that_of_the_last_256_fresh_episodes() -> None:
