@@ -27,7 +27,7 @@ from benchmarks._trained import ROOT, read
 
 NEWEST, BUDGET = 256, 768
 """Fresh episodes whose success is compared with the level, and most of a run."""
-TUNED = [(epochs, rate) for epochs in (1, 2, 3) for rate in (1e-5, 2e-5, 4e-5)]
+TUNED = [(epochs, rate) for epochs in (1, 2, 3) for rate in (1e-5, 2e-5, 4e-5, 8e-5)]
 PINNED: Settings = {"compute.autocast": "bfloat16"}
 ARMS: Mapping[str, Settings] = {
     "on_policy": {},
