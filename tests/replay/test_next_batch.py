@@ -183,8 +183,6 @@ def said(tmp_path: Path, *rows: Fresh, config: dict[str, Any] | None = None, **r
         ([], {"attach": {"earlier": "elsewhere"}}, "earlier", "no row has it yet: import or attach some"),
         ([WINS], {"sources": {"self": 1.0}, "attach": {"teacher": "x"}}, "teacher",
          "replay.sources leaves out the last of its 4 rows"),
-        ([WINS], {"unknown_staleness": "refuse"}, "teacher",
-         "replay.unknown_staleness leaves out the last of its 4 rows"),
         ([LOST], {}, "teacher", "replay.successful_only leaves out the last of its 4 rows"),
         ([WINS], {"sampler": "recency"}, "teacher",
          "replay.sampler recency needs staleness, unknown of its 4 rows"),
