@@ -208,8 +208,7 @@ class ReplayStore:
         with self._database.reading() as connection:
             ids, whole, corrupt = run_draws.read_candidates(connection, request, sampler)
         values = measure(list(whole.values())) if whole else []
-        scores = {id: sampler.sign * value for id, value in zip(whole, values, strict=True)}
-        return Candidates(ids, scores, corrupt)
+        return Candidates(ids, dict(zip(whole, values, strict=True)), corrupt)
 
     @contextmanager
     def _run_draws(self, request: DrawRequest) -> Iterator[RunDraws]:

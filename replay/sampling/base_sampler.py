@@ -191,18 +191,13 @@ class RankedSampler(Sampler):
     @property
     @abstractmethod
     def pool(self) -> int | None:
-        """Candidates per requested row. None: all rows are candidates. 0: rows are drawn by weight, without ranks."""
+        """Candidates per requested row. None: all rows are candidates."""
 
     @property
     def measured(self) -> bool:
-        """Whether scores come from the current policy. If so, the training loop measures the candidates."""
+        """Whether scores are mean entropies by the current policy. If so, the training loop measures the candidates."""
         return False
 
     @abstractmethod
     def scores(self, rows: Rows) -> Floats:
         """Return the scores [N] of the rows. Rows with the lowest scores are taken."""
-
-    @property
-    def sign(self) -> float:
-        """The factor that turns a measured value into a score."""
-        return 1.0

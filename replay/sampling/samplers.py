@@ -165,9 +165,9 @@ class AdvantageSampler(Sampler):
 
 
 class EntropySampler(RankedSampler):
-    """The rows of lowest or highest mean entropy are taken from `pool` random candidates per requested row.
+    """The rows of lowest mean entropy are taken from `pool` random candidates per requested row (ExGRPO,
+    arXiv:2510.02245).
 
-    argmin takes the lowest (ExGRPO, arXiv:2510.02245), argmax the highest; random draws rows of known entropy evenly.
     Policy `stored` uses the entropy when the row was sampled; `current` is measured by the policy that is about to
     learn. No signal: rows of equal entropy are taken evenly. A row taken by rank has no probability.
     """
@@ -176,13 +176,12 @@ class EntropySampler(RankedSampler):
 
     @dataclass(frozen=True)
     class Options:
-        mode: Literal["argmin", "argmax", "random"] = "argmin"
         policy: Literal["stored", "current"] = "stored"
         pool: Annotated[int, Field(ge=1, lt=2**63)] | None = 4
         """null: all rows are candidates."""
 
         def __post_init__(self) -> None:
-            measured = self.policy == "current" and self.mode != "random"
+            measured = self.policy == "current"
             require(not measured or self.pool is not None, "pool", "be a number when policy is current", self.pool)
 
     @property
@@ -191,22 +190,18 @@ class EntropySampler(RankedSampler):
 
     @property
     def pool(self) -> int | None:
-        pool: int | None = 0 if self.options.mode == "random" else self.options.pool
+        pool: int | None = self.options.pool
         return pool
 
     @property
     def measured(self) -> bool:
-        return bool(self.options.policy == "current" and self.options.mode != "random")
-
-    @property
-    def sign(self) -> float:
-        return -1.0 if self.options.mode == "argmax" else 1.0
+        return bool(self.options.policy == "current")
 
     def weights(self, rows: Rows) -> Floats:
         return np.ones(len(rows))
 
     def scores(self, rows: Rows) -> Floats:
-        return self.sign * rows.mean_entropy
+        return rows.mean_entropy
 
 
 class FreshnessSampler(Sampler):

@@ -45,7 +45,7 @@ class Selection:
         """Choose at most `pick.count` of the rows that fit the pick; for the unit `group`, whole groups."""
         if pick.unit == "group":
             return self._groups(pick)
-        if isinstance(self._sampler, RankedSampler) and self._sampler.pool != 0:
+        if isinstance(self._sampler, RankedSampler):
             candidates = self.draw_candidates(pick, self._sampler.pool)
             return self._best(candidates, self._sampler.scores(Rows(self._columns, candidates, self._request)), pick)
         there, weights = self._left(pick)
@@ -111,7 +111,7 @@ class Selection:
 
     def _groups(self, pick: Pick) -> list[SelectedRow]:
         """Choose whole groups. A group weighs the mean of its members, every one of which must be drawable."""
-        if isinstance(self._sampler, RankedSampler) and self._sampler.pool != 0:
+        if isinstance(self._sampler, RankedSampler):
             raise ValueError(
                 f"replay.sampler must weigh rows to draw whole groups, got {self._sampler.title}, which ranks them. "
                 "Use another one, or draw single rows."

@@ -140,21 +140,19 @@ def drawn_entropies(path: Path, options: dict[str, Any], measured: dict[float, f
     return [values[row.trajectory.id] or 0.0 for row in drawn]
 
 
-def test_entropy_takes_the_surest_or_the_least_sure_and_never_the_unknown(tmp_path: Path) -> None:
+def test_entropy_takes_the_surest_and_never_the_unknown(tmp_path: Path) -> None:
     assert drawn_entropies(tmp_path / "a", {"pool": None}) == [0.0, 0.1, 0.2]
-    assert drawn_entropies(tmp_path / "b", {"pool": None, "mode": "argmax"}) == [0.8, 0.7, 0.6]
     # Two candidates for each of three rows: the surest three of six.
-    found = drawn_entropies(tmp_path / "c", {"pool": 2})
+    found = drawn_entropies(tmp_path / "b", {"pool": 2})
     assert found == sorted(found)
     assert found[-1] <= 0.5
 
 
 def test_entropy_of_the_current_policy_is_measured_and_what_it_cannot_tell_is_left_out(tmp_path: Path) -> None:
-    # Stored entropies say nothing; two rows have no measured one.
+    # Stored entropies say nothing; some rows have no measured one.
     measured = {0.0: 5.0, 0.1: 4.0, 0.2: 3.0, 0.3: 2.0, 0.4: 1.0, 0.5: 0.0}
     assert drawn_entropies(tmp_path / "a", {"policy": "current", "pool": 9}, measured) == [0.5, 0.4, 0.3]
-    found = drawn_entropies(tmp_path / "b", {"policy": "current", "pool": 9, "mode": "argmax"}, {0.1: 4.0, 0.2: 3.0})
-    assert found == [0.1, 0.2]
+    assert drawn_entropies(tmp_path / "b", {"policy": "current", "pool": 9}, {0.1: 4.0, 0.2: 3.0}) == [0.2, 0.1]
 
 
 WRONG_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
