@@ -157,7 +157,7 @@ REFUSED = [
     ("context.options={budget: 3}", "got 'budget'. There is none."),
     ("context.strategy=sliding_window", "context.options must give 'budget', which strategy sliding_window needs"),
     ("context={strategy: sliding_window, options: {budget: 0}}", "context.options.budget must be at least 1 token, go"),
-    (f"{CLIP}{{budget: 9, order: newest}}", "context.options.order must be 'oldest' or 'largest', got 'newest'."),
+    (f"{CLIP}{{budget: 9, keep_chars: few}}", "context.options.keep_chars must be a valid integer, got 'few'."),
     ("context.strategy=slidingwindow", "context.strategy must be linear, linear_think, sliding_window, "),
     ("context.parser=hermess", "context.parser must be a built-in parser or path/to/file.py:ClassName, got 'hermess'."),
     ("context.authors=[{name: llm}]", "context.authors must have names of their own, got 'llm' twice."),
