@@ -69,7 +69,7 @@ def write_quickstart(
     """The roles of the quickstart: a learner, a vLLM and two workers."""
     given = (
         *(f"run.folder={folder / 'runs'}", f"model.path={model}", "rollout.engine=vllm", "context.max_tokens=1024"),
-        *("engine.served_model_name=policy", "engine.turn_timeout_s=600", "engine.restart_timeout_s=600"),
+        *("engine.turn_timeout_s=600", "engine.restart_timeout_s=600"),
         *("collection.by=workers", "collection.max_staleness=1", "collection.lease_s=10"),
         *("loss.fresh.anchor=behavior", "checkpoint.every=1", *settings),
     )

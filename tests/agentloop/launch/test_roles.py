@@ -48,10 +48,8 @@ def test_learner_engines_and_workers_are_given_the_run_the_model_and_ports_of_th
     assert found == {
         "learner": f"{start} train {config} --set model.path=org/model --set engine.urls=[http://127.0.0.1:8000, "
         "http://127.0.0.1:8001] --run runs/vllm-007",
-        "engine-0": f"{start} engine org/model --run runs/vllm-007 --port 8000 --name policy --max-model-len 8192 "
-        "--dtype float32",
-        "engine-1": f"{start} engine org/model --run runs/vllm-007 --port 8001 --name policy --max-model-len 8192 "
-        "--dtype float32",
+        "engine-0": f"{start} engine org/model --run runs/vllm-007 --port 8000 --max-model-len 8192 --dtype float32",
+        "engine-1": f"{start} engine org/model --run runs/vllm-007 --port 8001 --max-model-len 8192 --dtype float32",
         "worker-0": f"{start} worker --run runs/vllm-007 --concurrency 8 --wait 600",
         "worker-1": f"{start} worker --run runs/vllm-007 --concurrency 8 --wait 600",
     }
