@@ -84,35 +84,23 @@ def successes(success_rate: Any, group_size: Any) -> Any:
 
 
 class DifficultySampler(Sampler):
-    """A row weighs by the number k of successes in its group of n; rows of equal k and n form a bucket.
+    """A row weighs exp(-(k - n/2)^2 / (2 sigma^2)) by the number k of successes in its group of n.
 
-    gaussian: exp(-(k - n/2)^2 / (2 sigma^2)), after ExGRPO (arXiv:2510.02245), which weighs buckets and not rows.
-    uniform_buckets: 1 / the number of the bucket's rows that can be drawn. hard: 1 - k/n. easy: k/n.
-    No signal: rows of one bucket weigh the same.
+    This is after ExGRPO (arXiv:2510.02245), which weighs buckets of rows of equal k, and not rows. No signal: rows of
+    equal k and n weigh the same.
     """
 
     name = "difficulty"
 
     @dataclass(frozen=True)
     class Options:
-        mode: Literal["gaussian", "uniform_buckets", "hard", "easy"] = "gaussian"
         sigma: Annotated[float, Field(gt=0)] = 1.0
-        """The width of `gaussian`, in successes."""
+        """In successes."""
 
     def weights(self, rows: Rows) -> Floats:
-        sizes = rows.group_size
-        counts: Floats = successes(rows.group_success_rate, sizes)
-        match self.options.mode:
-            case "gaussian":
-                bell: Floats = np.exp(-(((counts - sizes / 2) / self.options.sigma) ** 2) / 2.0)
-                return bell
-            case "hard":
-                return 1.0 - counts / sizes
-            case "easy":
-                return counts / sizes
-            case _:
-                _, bucket, members = np.unique(counts + 1j * sizes, return_inverse=True, return_counts=True)
-                return 1.0 / members[bucket]
+        counts: Floats = successes(rows.group_success_rate, rows.group_size)
+        bell: Floats = np.exp(-(((counts - rows.group_size / 2) / self.options.sigma) ** 2) / 2.0)
+        return bell
 
 
 class RewardSampler(Sampler):

@@ -346,7 +346,7 @@ SAMPLERS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("uniform", {}, {"max_staleness": 5, "max_uses": 2}),
     ("recency", {"half_life": 1.5}, {"per_group": 1}),
     ("success", {}, {}),
-    ("difficulty", {"mode": "uniform_buckets"}, {}),
+    ("difficulty", {"sigma": 2.0}, {}),
     ("advantage", {}, {"per_task": 3}),
     ("entropy", {"pool": 2}, {}),
     ("freshness", {"sampler": "reward", "tau": 2.0}, {"max_uses": 3}),

@@ -56,9 +56,6 @@ WEIGHTS: list[tuple[str, dict[str, Any], list[float]]] = [
     # exp(-(k - 4)^2 / 2) for k = 0, 2, 4, 6, 8; exp(-(k - 4)^2 / 8).
     ("difficulty", {}, np.repeat(np.exp([-8.0, -2.0, 0.0, -2.0, -8.0]), 2).tolist()),
     ("difficulty", {"sigma": 2.0}, np.repeat(np.exp([-2.0, -0.5, 0.0, -0.5, -2.0]), 2).tolist()),
-    ("difficulty", {"mode": "hard"}, [1.0, 1.0, 0.75, 0.75, 0.5, 0.5, 0.25, 0.25, 0.0, 0.0]),
-    ("difficulty", {"mode": "easy"}, [0.0, 0.0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.75, 1.0, 1.0]),
-    ("difficulty", {"mode": "uniform_buckets"}, [0.5] * 10),
 ]
 
 
@@ -158,7 +155,7 @@ def test_entropy_of_the_current_policy_is_measured_and_what_it_cannot_tell_is_le
 WRONG_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("recency", {"halflife": 2}, "must hold options of recency, got 'halflife'. Did you mean half_life"),
     ("recency", {"half_life": -1}, r"replay.sampler_options.half_life must be greater than 0, got -1"),
-    ("difficulty", {"mode": "hardest"}, r"replay.sampler_options.mode must be 'gaussian', .*, got 'hardest'"),
+    ("entropy", {"policy": "newest"}, r"replay.sampler_options.policy must be 'stored' .*, got 'newest'"),
     ("fifo_window", {"window": 2.5}, r"replay.sampler_options.window must be a valid integer, got 2.5"),
     ("uniform", {"x": 1}, r"must hold options of uniform, got 'x'. There is none"),
     ("entropy", {"policy": "current", "pool": None}, "pool must be a number when policy is current, got None"),
