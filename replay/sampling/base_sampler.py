@@ -190,8 +190,8 @@ class RankedSampler(Sampler):
 
     @property
     @abstractmethod
-    def pool(self) -> int | None:
-        """Candidates per requested row. None: all rows are candidates."""
+    def pool(self) -> int:
+        """Candidates per requested row."""
 
     @property
     def measured(self) -> bool:

@@ -165,21 +165,15 @@ class EntropySampler(RankedSampler):
     @dataclass(frozen=True)
     class Options:
         policy: Literal["stored", "current"] = "stored"
-        pool: Annotated[int, Field(ge=1, lt=2**63)] | None = 4
-        """null: all rows are candidates."""
-
-        def __post_init__(self) -> None:
-            measured = self.policy == "current"
-            require(not measured or self.pool is not None, "pool", "be a number when policy is current", self.pool)
+        pool: Annotated[int, Field(ge=1, lt=2**63)] = 4
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on the options
         return () if self.measured else ("mean_entropy",)
 
     @property
-    def pool(self) -> int | None:
-        pool: int | None = self.options.pool
-        return pool
+    def pool(self) -> int:
+        return int(self.options.pool)
 
     @property
     def measured(self) -> bool:

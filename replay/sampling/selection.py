@@ -59,11 +59,9 @@ class Selection:
         corrections = [self._sampler.correction(share, number) for share in shares]
         return [SelectedRow(*row) for row in zip(there[chosen].tolist(), shares, corrections, strict=True)]
 
-    def draw_candidates(self, pick: Pick, pool: int | None) -> Positions:
-        """Draw the candidates that a ranked sampler ranks. `pool` is their number per requested row; None: all rows."""
+    def draw_candidates(self, pick: Pick, pool: int) -> Positions:
+        """Draw the candidates that a ranked sampler ranks. `pool` is their number per requested row."""
         there, weights = self._left(pick)
-        if pool is None:
-            return self._random.permutation(there)
         drawn = list(islice(draw_in_turn(weights, pick.count * pool, self._random), pick.count * pool))
         return there[np.array(drawn, np.intp)]
 

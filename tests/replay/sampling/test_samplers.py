@@ -138,7 +138,7 @@ def drawn_entropies(path: Path, options: dict[str, Any], measured: dict[float, f
 
 
 def test_entropy_takes_the_surest_and_never_the_unknown(tmp_path: Path) -> None:
-    assert drawn_entropies(tmp_path / "a", {"pool": None}) == [0.0, 0.1, 0.2]
+    assert drawn_entropies(tmp_path / "a", {"pool": 99}) == [0.0, 0.1, 0.2]
     # Two candidates for each of three rows: the surest three of six.
     found = drawn_entropies(tmp_path / "b", {"pool": 2})
     assert found == sorted(found)
@@ -158,7 +158,6 @@ WRONG_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("entropy", {"policy": "newest"}, r"replay.sampler_options.policy must be 'stored' .*, got 'newest'"),
     ("fifo_window", {"window": 2.5}, r"replay.sampler_options.window must be a valid integer, got 2.5"),
     ("uniform", {"x": 1}, r"must hold options of uniform, got 'x'. There is none"),
-    ("entropy", {"policy": "current", "pool": None}, "pool must be a number when policy is current, got None"),
     ("freshness", {"sampler": "entropy"}, r"sampler must be one of uniform, .*, got 'entropy'"),
 ]
 
