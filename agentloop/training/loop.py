@@ -98,8 +98,7 @@ class Loop:
         metrics = self.commit(iteration, batch, result, observed)
         clock.lap("update")
         parts.publisher.publish(iteration)
-        version, capacity = parts.generator.policy_version, self.config.replay.capacity
-        later = self._store.evict(self._run_id, iteration, policy_version=version, capacity=capacity)
+        later = self._store.evict(self._run_id, iteration, self.config.replay.capacity)
         later["buffer/redacted"] = appended.redacted
         clock.lap("publish")
         later |= clock.metrics(tokens=batch.num_tokens) | dict(parts.publisher.seconds)

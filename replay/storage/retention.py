@@ -17,7 +17,6 @@ from replay.records import ELIGIBLE, EVICTED, OPEN_GROUP, ORPHANED, QUARANTINED,
 from replay.setting_types import Positive, Section
 from replay.storage.counters import is_live, set_state
 from replay.storage.format.schema import draws, trajectories
-from replay.storage.staleness import publishes_since
 from replay.storage.tombstones import reclaim
 
 _EVICTED_AT = re.compile(r"at iteration ([0-9]+), was ([a-z]+)$")
@@ -39,7 +38,6 @@ class Capacity(Section):
     rows: Positive | None = Field(None, description="Most rows.")
     bytes: Positive | None = Field(None, description="Most bytes of their tokens and messages, compressed.")
     age: Positive | None = Field(None, description="Most iterations since a row was collected.")
-    staleness: Positive | None = Field(None, description="Most publishes since a row's oldest token was sampled.")
     per_task: Positive | None = Field(None, description="Most rows of one task.")
 
     def __bool__(self) -> bool:
@@ -72,7 +70,7 @@ Over = Mapping[str, Sequence[StoredRow]]
 
 
 def over_capacity(
-    connection: sa.Connection, run: str, iteration: int, *, policy_version: int, capacity: Capacity
+    connection: sa.Connection, run: str, iteration: int, capacity: Capacity
 ) -> dict[str, list[StoredRow]]:
     """Find the rows to evict after `iteration`, by rule. Reserved rows, rows of the iteration itself, and rows that an
     update will still use as fresh are never among them.
@@ -92,8 +90,6 @@ def over_capacity(
 
     if capacity.age is not None:
         add("age", _streamed(connection, may_go, _rows.iteration < iteration - capacity.age))
-    if capacity.staleness is not None:
-        add("staleness", _streamed(connection, may_go, publishes_since(policy_version, _rows) > capacity.staleness))
     if capacity.per_task is not None:
         add("per_task", _over_per_task(connection, run, may_go, capacity.per_task, gone))
     if capacity.rows is not None:
