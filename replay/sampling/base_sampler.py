@@ -105,12 +105,6 @@ def _model(declared: type) -> type[BaseModel]:
     return create_model(declared.__name__, __config__=config, **columns)
 
 
-def require(allowed: bool, name: str, rule: str, value: object) -> None:
-    """Raise ValueError unless the value is allowed. An options class calls this; `rule` continues "NAME must"."""
-    if not allowed:
-        raise ValueError(f"{name} must {rule}, got {value!r}.")
-
-
 @dataclass(frozen=True)
 class NoOptions:
     """The options class of a sampler without options."""

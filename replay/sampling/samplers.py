@@ -1,13 +1,13 @@
 """The built-in samplers. Each one gives stored rows their weights, and is seeded."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
-from replay.sampling.base_sampler import Floats, RankedSampler, Rows, Sampler, require
+from replay.sampling.base_sampler import Floats, RankedSampler, Rows, Sampler
 
 __all__ = ["SAMPLERS", "RankedSampler", "Rows", "Sampler", "make_sampler", "successes"]
 
@@ -186,48 +186,31 @@ class EntropySampler(RankedSampler):
         return rows.mean_entropy
 
 
-class FreshnessSampler(Sampler):
-    """A row weighs exp(-staleness / tau) times another sampler's weight: a priority that ages (freshness-aware PER).
+class FreshnessSampler(AdvantageSampler):
+    """A row weighs exp(-staleness / tau) times its weight by `advantage`: a priority that ages (freshness-aware PER).
 
-    Unknown: rows of other runs, and rows whose weight the other sampler does not know. No signal: as the other sampler.
+    The row's loss is multiplied as by `advantage`. Unknown: rows of other runs. No signal: rows of advantage 0 are
+    never drawn.
     """
 
     name = "freshness"
+    needs = ("staleness",)
 
     @dataclass(frozen=True)
-    class Options:
+    class Options(AdvantageSampler.Options):
         tau: Annotated[float, Field(gt=0)] = 8.0
         """Policy versions."""
-        sampler: str = "advantage"
-        """The other sampler, which must weigh rows and not rank them. `options` are its options."""
-        options: dict[str, Any] = field(default_factory=dict)
-
-        def __post_init__(self) -> None:
-            weighing = [name for name, kind in _PLAIN.items() if not issubclass(kind, RankedSampler)]
-            require(self.sampler in weighing, "sampler", f"be one of {', '.join(weighing)}", self.sampler)
-
-    def __init__(self, seed: int, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(seed, options)
-        self._other = _PLAIN[self.options.sampler](0, self.options.options)
-
-    @property
-    def needs(self) -> tuple[str, ...]:  # type: ignore[override]  # also the needs of the other sampler
-        return ("staleness", *self._other.needs)
 
     def weights(self, rows: Rows) -> Floats:
         fresh: Floats = np.exp(-rows.staleness / self.options.tau)
-        return self._other.weights(rows) * fresh
-
-    def correction(self, probability: float, rows: int) -> float:
-        return self._other.correction(probability, rows)
+        return super().weights(rows) * fresh
 
 
 _KINDS: tuple[type[Sampler], ...] = (
     *(UniformSampler, RecencySampler, FifoWindowSampler, SuccessSampler, DifficultySampler, EntropySampler),
-    *(AdvantageSampler, RewardSampler, MaxVarianceGroupSampler),
+    *(AdvantageSampler, RewardSampler, MaxVarianceGroupSampler, FreshnessSampler),
 )
-_PLAIN = {kind.name: kind for kind in _KINDS}
-SAMPLERS: dict[str, type[Sampler]] = {**_PLAIN, FreshnessSampler.name: FreshnessSampler}
+SAMPLERS = {kind.name: kind for kind in _KINDS}
 
 
 def make_sampler(kind: str | type[Sampler], seed: int, options: Mapping[str, Any] | None = None) -> Sampler:

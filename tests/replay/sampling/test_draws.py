@@ -349,7 +349,7 @@ SAMPLERS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("difficulty", {"sigma": 2.0}, {}),
     ("advantage", {}, {"per_task": 3}),
     ("entropy", {"pool": 2}, {}),
-    ("freshness", {"sampler": "reward", "tau": 2.0}, {"max_uses": 3}),
+    ("freshness", {"tau": 2.0}, {"max_uses": 3}),
 ]
 
 
