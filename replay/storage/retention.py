@@ -109,7 +109,9 @@ def evict(connection: sa.Connection, over: Over, *, iteration: int) -> Evicted:
             reason = f"capacity.{rule} at iteration {iteration}, was {state}"
             set_state(connection, [row.id for row in rows if row.state == state], EVICTED, reason)
     # Orphaned rows are not counted, so that a resumed run has the metrics of an uninterrupted one.
-    return _summed({rule: rows for rule, rows in over.items() if rule != ORPHANED})
+    counted = {rule: rows for rule, rows in over.items() if rule != ORPHANED}
+    sizes = [row.bytes for rows in counted.values() for row in rows]
+    return Evicted(len(sizes), sum(sizes), {rule: len(rows) for rule, rows in counted.items()})
 
 
 def evicted_through(connection: sa.Connection, run: str, iteration: int) -> list[str]:
@@ -132,12 +134,7 @@ def prune(connection: sa.Connection, run: str | None, rows: sa.ColumnElement[boo
     found = list(_streamed(connection, mine, _HAS_CONTENT, ~_IS_RESERVED, ~_TO_BE_FRESH, rows))
     if not dry_run:
         reclaim(connection, [row.id for row in found], "pruned by where")
-    return _summed({"where": found})
-
-
-def _summed(over: Over) -> Evicted:
-    sizes = [row.bytes for rows in over.values() for row in rows]
-    return Evicted(len(sizes), sum(sizes), {rule: len(rows) for rule, rows in over.items()})
+    return Evicted(len(found), sum(row.bytes for row in found), {})
 
 
 def buffer_metrics(connection: sa.Connection, run: str) -> dict[str, float]:
