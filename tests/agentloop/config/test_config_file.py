@@ -11,6 +11,7 @@ from agentloop.config.config_file import load_config, load_plain, to_plain
 from agentloop.config.describe import describe_config, reference_yaml
 from agentloop.config.keys import KEY_OF_NAME_ELSEWHERE, Key, schema_entries
 from agentloop.errors import UserError
+from tests.fakes.refusals import refusal_of
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -24,11 +25,7 @@ def write(folder: Path, text: str) -> Path:
 def refusal(folder: Path, text: str, *overrides: str) -> str:
     """The one line a file is refused with, without the folder in front."""
     path = write(folder, text)
-    with pytest.raises(UserError) as raised:
-        load_config(path, overrides)
-    message = str(raised.value)
-    assert "\n" not in message
-    return message.replace(f"{folder}/", "")
+    return refusal_of(load_config, path, overrides).replace(f"{folder}/", "")
 
 
 @pytest.mark.parametrize(

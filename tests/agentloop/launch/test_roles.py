@@ -20,6 +20,7 @@ from agentloop.launch.roles import (
     role_members,
 )
 from agentloop.launch.supervision import assigned_devices
+from tests.fakes.refusals import refusal_of
 from tests.fakes.runs import ROOT
 
 
@@ -120,9 +121,7 @@ def test_missing_role_settings_have_defaults_and_the_learner_is_always_there(tmp
 def test_a_mistake_in_the_file_is_one_line_with_its_place(text: str, line: int, expected: str, tmp_path: Path) -> None:
     file = tmp_path / "roles.yaml"
     file.write_text(text)
-    with pytest.raises(UserError) as refused:
-        load_roles(file)
-    assert str(refused.value).startswith(f"{file}{f':{line}' if line else ''}: {expected}")
+    assert refusal_of(load_roles, file).startswith(f"{file}{f':{line}' if line else ''}: {expected}")
 
 
 def test_the_example_can_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:
