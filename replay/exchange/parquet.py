@@ -97,8 +97,9 @@ def _rows(raw: Any) -> Iterator[PlainRow]:
 
 
 def _objects(row: PlainRow, change: Callable[[Any], Any]) -> PlainRow:
-    """The row with its JSON objects changed to texts or back."""
-    lists = [name for name in ("tools", "messages") if isinstance(row.get(name), list)]
+    """The row with its JSON objects changed to texts or back. An earlier row has none."""
+    named = ("tools", "messages") if "group_id" in row else ()
+    lists = [name for name in named if isinstance(row.get(name), list)]
     return row | {name: [*map(change, row[name])] for name in lists}
 
 

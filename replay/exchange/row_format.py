@@ -45,6 +45,8 @@ from replay.storage.format.rows import LOG_PROB_FIELDS
 
 FORMAT = 8
 """Raised when a column changes its meaning, or one is added or goes."""
+_EARLIER = 7
+"""The earlier format that is still read."""
 
 PlainRow = dict[str, Any]
 _Part = TypeVar("_Part", bound="Part")
@@ -192,7 +194,9 @@ _GROUP = {f"group_{name}": kind for name, kind in column_types(GroupRecord).item
 _TASK = {"task_environment": str, "task_payload": Payload, "task_tools": Annotated[str, AfterValidator(_tools)] | None}
 _RUN = {f"run_{name}": kind for name, kind in column_types(RunRecord).items() if name != "id"}
 _RUN |= {"run_config": Arguments, "run_fingerprint": Payload | None}
-_LABELS = _list(_part("LabelColumns", column_types(Label) | {"created_at": Time | None}))
+_MESSAGE = column_types(Message)
+_LABELS = _list(_part("LabelColumns", column_types(Label)))
+_CALL = _part("CallColumns", column_types(ToolCall) | {"arguments": Arguments})
 _ARRAYS = {name: Annotated[Any, PlainValidator(partial(_numbers, dtype))] for name, dtype in TOKEN_FIELDS.items()}
 _NODE = {"number": int, **column_types(Place), "fork": Literal[*map(str, Fork)] | None}
 _NODE |= {"status": Literal[*map(str, Status)], "agent": str, "offered": Annotated[str, AfterValidator(_tools)]}
@@ -203,11 +207,13 @@ _PARTS = {
     "run_labels": _LABELS,
     "segments": _list(_part("SegmentColumns", {"reason": str, "behavior_context": str} | _ARRAYS)),
     "nodes": _list(_part("NodeColumns", _NODE | _ARRAYS)),
-    "messages": _list(ChatMessage),
-    "created_at": Time | None,
-    "tools": _list(dict[str, JsonValue]) | None,
+    "messages": _list(_part("MessageColumns", _MESSAGE | {"tool_calls": _list(_CALL)})),
 }
-_COLUMNS = _RECORD | {"error_kinds": list[str] | None} | _GROUP | _TASK | _RUN | {"messages_hash": str} | _PARTS
+_COLUMNS = _RECORD | _GROUP | _TASK | _RUN | {"messages_hash": str} | _PARTS
+EarlierRow = _part("EarlierRow", {"format": Literal[_EARLIER]} | _COLUMNS)
+_LABELS = _list(_part("TimedLabelColumns", column_types(Label) | {"created_at": Time | None}))
+_COLUMNS |= {"labels": _LABELS, "run_labels": _LABELS, "created_at": Time | None, "error_kinds": list[str] | None}
+_COLUMNS |= {"tools": _list(dict[str, JsonValue]) | None, "messages": _list(ChatMessage)}
 _NAMES = {
     "labels": "trajectory_labels",
     "group": "group_id",
@@ -278,7 +284,8 @@ def _is_common(value: object) -> bool:
 
 def from_plain(row: PlainRow) -> Bundle:
     """The bundle of a row that anybody may have written. Raises BadRow; the store checks the records themselves."""
-    given = typed(ExchangedRow, row)
+    is_earlier = isinstance(row, dict) and row.get("format") == _EARLIER
+    given = typed(EarlierRow if is_earlier else ExchangedRow, row)
     if given.messages_hash not in ("", digest := _messages_hash(row["messages"])):
         raise BadRow(
             f"messages_hash must be that of the messages ({digest}), got {shortened(given.messages_hash)}. "
@@ -286,7 +293,7 @@ def from_plain(row: PlainRow) -> Bundle:
         )
     columns = {_FIELDS.get(name, name): value for name, value in vars(given).items()}
     values = {name: columns[name] for name in _RECORD}
-    if values["error_kinds"] is not None:
+    if not is_earlier and values["error_kinds"] is not None:
         values["error_kinds"] = " ".join(values["error_kinds"]) or None
     record = TrajectoryRecord(**values | {name: math.nan for name in LOG_PROB_FIELDS if values[name] is None})
     ours = {name: getattr(record, name) for name in _SHARED_FIELDS} | {"id": record.group}
@@ -303,7 +310,8 @@ def from_plain(row: PlainRow) -> Bundle:
         trajectory = replace(trajectory, segments=segments_of(trajectory.nodes, author_table(given.run_authors)))
     task = TaskRecord(record.task, given.task_environment, given.task_payload, given.task_tools)
     labels, of_run = (tuple(Label(**vars(one)) for one in columns[name]) for name in ("labels", "run_labels"))
-    return Bundle(trajectory, group, task, run, policies, labels, of_run, given.created_at, given.tools)
+    stored = {"created_at": columns.get("created_at"), "tools": columns.get("tools")}
+    return Bundle(trajectory, group, task, run, policies, labels, of_run, **stored)
 
 
 @lru_cache(maxsize=8)
@@ -347,7 +355,9 @@ def _tokens(part: Any, where: str) -> TokenSequence:
         raise BadRow(f"{where}.{error}") from None
 
 
-def _message(part: ChatMessage) -> Message:
+def _message(part: Any) -> Message:
+    if not isinstance(part, ChatMessage):
+        return Message(**vars(part) | {"tool_calls": tuple(ToolCall(**vars(call)) for call in part.tool_calls)})
     values = vars(part) | {"reasoning": part.reasoning_content}
     values["author"] = USUAL_AUTHORS.get(part.role, USER) if part.author is None else part.author
     values["tool_calls"] = tuple(ToolCall(**vars(call.function), id=call.id) for call in part.tool_calls)

@@ -15,6 +15,7 @@ from replay.exchange import export_file, import_file
 from tests.fakes.real_templates import real_template
 from tests.fakes.records import new_store, put, sql, trajectory
 
+FILES = Path(__file__).with_name("files")
 STORED = "2026-01-02T03:04:05+00:00"
 SAID = (
     Message("user", "What is 1 + 1?", note="Be brief."),
@@ -82,3 +83,18 @@ def test_times_survive_an_import_and_equal_tokens_are_written_once(store: Replay
         with closing(ReplayStore.create(tmp_path / f"{ending}.sqlite")) as other:
             import_file(other, tmp_path / f"once.{ending}")
             assert sql(other, "select id, created_at from trajectories") == [("a", STORED)]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_files_of_the_earlier_format_are_imported(tmp_path: Path, ending: str) -> None:
+    """An export of format 7, whose call has an argument NaN."""
+    with closing(ReplayStore.create(tmp_path / "new.sqlite")) as store:
+        assert import_file(store, FILES / f"format_7.{ending}", name=None).inserted == 1
+        export_file(store, tmp_path / f"again.{ending}")
+        (row,) = store.read(["t1"])
+        with closing(ReplayStore.create(tmp_path / "newer.sqlite")) as newer:
+            import_file(newer, tmp_path / f"again.{ending}", name=None)
+            (same,) = newer.read(["t1"])
+    assert row.record.error_kinds == "bad_arguments timeout" and row.messages[0].note == "Be brief."
+    assert repr(same.messages) == repr(row.messages) and "nan" in repr(row.messages)  # NaN is not equal to itself
+    assert (same.record, same.id) == (row.record, "t1")

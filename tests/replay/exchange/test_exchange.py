@@ -96,7 +96,7 @@ def odd_row() -> Bundle:
         np.array([-1, 3, 3, -1], np.int32),
     )
     v = {ODD: ODD, "f": 5e-324, "none": None, "whole": 2**70, "list": [1.5, {"": [True]}]}
-    calls = (ToolCall(ODD, v, None), ToolCall("", {"most": math.inf}, ODD))
+    calls = (ToolCall(ODD, v, None), ToolCall("", {}, ODD))
     said = (Message(ODD, ODD, ODD, calls, ODD, ODD, ODD, ODD), Message(USER, "user", ""))
     segments = (Segment(sequence), Segment(sequence, "template_rewrite", "hinted"))
     row = trajectory(ODD, segments=segments, reward=-3.4028234663852886e38, mean_entropy=None, stop_reason=ODD)
