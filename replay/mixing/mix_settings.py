@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from replay.setting_types import Fraction, Positive, Section
 
+Step = tuple[Fraction, Fraction]
 Unit = Literal["any", "trajectory", "task", "group"]
 
 SAME_TASK: frozenset[Unit] = frozenset({"trajectory", "task"})
@@ -16,8 +17,8 @@ SAME_TASK: frozenset[Unit] = frozenset({"trajectory", "task"})
 class Schedule(Section):
     """The share goes from `replay.fraction` at `begin` to `final` at `end`, and is constant before and after."""
 
-    shape: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="Course of replay.fraction: constant, or to `final`."
+    shape: Literal["constant", "linear", "cosine", "step"] = Field(
+        "constant", description="Course of replay.fraction: constant, to `final`, or in `steps`."
     )
     final: Fraction | None = Field(None, description="Share at `end` (linear, cosine).")
     begin: Fraction | None = Field(
@@ -26,24 +27,38 @@ class Schedule(Section):
     end: Fraction | None = Field(
         None, description="Progress of the run at which it reaches `final` (linear, cosine); null: 1."
     )
+    steps: tuple[Step, ...] = Field(
+        (), description="[progress, share] pairs, each share holding from there on (step), e.g. [[0.5, 0.1]]."
+    )
 
     @model_validator(mode="after")
     def _fits_its_shape(self) -> Self:
-        if self.shape != "constant" and self.final is None:
-            raise ValueError(f"replay.schedule.final must be a share when shape is {self.shape}, got null. Set it.")
-        for name in ("final", "begin", "end") if self.shape == "constant" else ():
-            if (value := getattr(self, name)) is not None:
+        shape, sloping = self.shape, self.shape in ("linear", "cosine")
+        if sloping and self.final is None:
+            raise ValueError(f"replay.schedule.final must be a share when shape is {shape}, got null. Set it.")
+        if shape == "step" and not self.steps:
+            raise ValueError(
+                "replay.schedule.steps must hold a pair when shape is step, got []. Set [[0.5, 0.1]], say."
+            )
+        used = ("final", "begin", "end") if sloping else ("steps",) if shape == "step" else ()
+        for name in ("final", "begin", "end", "steps"):
+            if name not in used and (value := getattr(self, name)) not in (None, ()):
                 raise ValueError(
-                    f"replay.schedule.{name} must be left out when replay.schedule.shape is constant, got {value}. "
+                    f"replay.schedule.{name} must be left out when replay.schedule.shape is {shape}, got {value}. "
                     "Remove it, or set the shape that uses it."
                 )
         if self.begin is not None and self.end is not None and self.begin >= self.end:
             raise ValueError(f"replay.schedule.end must be above begin ({self.begin:g}), got {self.end:g}. Raise it.")
+        places = [place for place, _ in self.steps]
+        if sorted(set(places)) != places:
+            raise ValueError(f"replay.schedule.steps must have ascending places, got {places}. Sort them.")
         return self
 
     def share_at(self, first: float, iteration: int, iterations: int) -> float:
         """Return the share of 1-based `iteration` in a run of `iterations`. `first` is `replay.fraction`."""
         place = min(1.0, (iteration - 1) / max(1, iterations - 1))  # 0 in the first iteration, 1 in the last
+        if self.shape == "step":
+            return next((share for start, share in reversed(self.steps) if place >= start), first)
         if self.final is None:
             return first
         begin = 0.0 if self.begin is None else self.begin
@@ -56,7 +71,7 @@ class Schedule(Section):
 
     def highest_share(self, first: float) -> float:
         """Return the largest share of the whole schedule. `first` is `replay.fraction`."""
-        return first if self.final is None else max(first, self.final)
+        return max(first, *(share for _, share in self.steps), first if self.final is None else self.final)
 
 
 class StartRule(Section):

@@ -166,14 +166,13 @@ def test_a_run_that_stopped_as_a_whole_batch_had_failed_goes_on(tmp_path: Path, 
 
 
 def test_batches_of_replayed_rows_alone_take_their_turns(tmp_path: Path, server: EngineServer) -> None:
-    schedule = {"shape": "linear", "final": 0.25, "begin": 0.48, "end": 0.52}
-    replay = {"fraction": 1.0, "schedule": schedule, "start": {"iteration": 7}}
+    replay = {"fraction": 0.0, "schedule": {"shape": "step", "steps": [[0.25, 1.0], [0.5, 0.25]]}}
     with made_run(by_two(tmp_path, server, replay=replay)) as run:
         for _ in range(SHORT // 2):
             run.iterate()
         run.resume(run.checkpoint())
         for _ in range(SHORT // 2):
             run.iterate()
-    # Iteration i of 24 is at (i - 1) / 23 of the run: 12 comes before 0.48, and 13 after 0.52.
+    # Iteration i of 24 is at (i - 1) / 23 of the run: the quarter is passed at 7, the half at 13.
     sizes = rows(tmp_path / "small-001" / "replay.sqlite", "select fresh, replay from iterations order by iteration")
     assert sizes == [(16, 0)] * 6 + [(0, 16)] * 6 + [(12, 4)] * 12

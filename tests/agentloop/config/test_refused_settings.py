@@ -103,7 +103,9 @@ REFUSED = [
     (f"{UNTRAINED}kl.reward_coef=0.1", "kl.reward_coef must be 0 when context.authors has an action author, 'planner'"),
     # what is drawn
     ("replay.schedule={shape: linear}", "replay.schedule.final must be a share when shape is linear, got n"),
+    ("replay.schedule={shape: step}", "replay.schedule.steps must hold a pair"),
     ("replay.schedule={final: 0.1}", "replay.schedule.final must be left out when replay.schedule.shape is c"),
+    ("replay.schedule={shape: step, steps: [[0.5, 0.1], [0.2, 0.3]]}", "replay.schedule.steps must have ascending pla"),
     ("replay.schedule={shape: linear, final: 0.1, begin: 0.5, end: 0.5}", "replay.schedule.end must be above begin"),
     ("replay.schedule={shape: linear, final: 0.1, end: 20}", "replay.schedule.end must be a number from 0 to 1"),
     ("replay.unit=trajectory", "environment.task_pool must be a number when replay.unit is"),

@@ -177,6 +177,7 @@ def fractions(replay: dict[str, Any]) -> list[float]:
         ({"shape": "linear", "final": 0.0, "begin": 0.5}, [0.4, 0.4, 0.4, 0.2, 0.0]),
         ({"shape": "linear", "final": 0.0, "begin": 0.25, "end": 0.75}, [0.4, 0.4, 0.2, 0.0, 0.0]),
         ({"shape": "cosine", "final": 0.8}, [0.4, 0.4586, 0.6, 0.7414, 0.8]),  # 0.6 -+ 0.2 cos 45 degrees
+        ({"shape": "step", "steps": [[0.25, 0.1], [1.0, 0.9]]}, [0.4, 0.1, 0.1, 0.1, 0.9]),
     ],
 )
 def test_schedule_gives_each_iteration_its_share(schedule: dict[str, Any], course: list[float]) -> None:
@@ -187,7 +188,7 @@ def test_rule_and_limits_of_draws_are_those_of_the_configuration_also_as_it_is_s
     limits = config({"sources": {"self": 0.75, "teacher": 0.25}, "max_uses": 3, "successful_only": False}).replay.limits
     assert (limits.sources, limits.max_uses, limits.successful_only) == (("self", "teacher"), 3, False)
     assert config({}).replay.limits.sources is None
-    own = config({"fraction": 0.5, "schedule": {"shape": "linear", "final": 0.1}, "max_staleness": 4})
+    own = config({"fraction": 0.5, "schedule": {"shape": "step", "steps": [[0.5, 0.1]]}, "max_staleness": 4})
     stored = StoredConfig.model_validate(to_plain(own))
     assert stored.replay == own.replay
     assert (stored.mix_rule(), stored.replay.limits) == (own.mix_rule(), own.replay.limits)

@@ -33,6 +33,7 @@ SCHEDULES = {
     "constant": lambda first: Schedule(),
     "linear": lambda first: Schedule(shape="linear", final=0.0),
     "cosine": lambda first: Schedule(shape="cosine", final=first / 2, begin=0.1, end=0.9),
+    "step": lambda first: Schedule(shape="step", steps=((0.25, first / 3), (0.75, first))),
 }
 
 
@@ -288,6 +289,7 @@ def test_schedule_reaches_both_ends_exactly_and_one_iteration_is_its_beginning()
         assert [schedule.share_at(0.1, at, 5) for at in (1, 5)] == [0.1, 0.7]
         assert schedule.share_at(0.1, 1, 1) == 0.1
         assert (schedule.highest_share(0.1), schedule.highest_share(0.9)) == (0.7, 0.9)
+    assert Schedule(shape="step", steps=((0.1, 0.4), (0.2, 0.1))).highest_share(0.2) == 0.4
 
 
 def test_picks_draw_groups_of_the_stated_size(location: Location) -> None:
