@@ -27,9 +27,10 @@ from replay.records import ELIGIBLE, STATES
 from replay.sampling.samplers import SAMPLERS, RankedSampler, Sampler, make_sampler
 from replay.sampling.selection import SelectedRow
 from replay.sampling.trial import TrialDraw
-from replay.storage.format.schema import groups, iterations, policies, sampler_state, trajectories
+from replay.storage.format.schema import groups, iterations, metrics, policies, sampler_state, trajectories
 from replay.store import ReplayStore
 
+_SUCCESS = "rollout/success"
 _rows = trajectories.c
 
 
@@ -44,6 +45,7 @@ class _RunState:
     """Version of the policy that the next iteration updates."""
     sampler: Mapping[str, Any] | None
     has_replayed: bool
+    best_success: float | None
 
 
 def _run_state(connection: sa.Connection, run: str) -> _RunState:
@@ -55,12 +57,14 @@ def _run_state(connection: sa.Connection, run: str) -> _RunState:
     after = (sampler_state.c.run == run) & (sampler_state.c.iteration == newest)
     state = connection.scalar(sa.select(sampler_state.c.state).where(after))
     replayed = sa.exists().where(iterations.c.run == run, iterations.c.planned_replay > 0)
+    best = sa.select(sa.func.max(metrics.c.value)).where(metrics.c.run == run, metrics.c.name == _SUCCESS)
     return _RunState(
         run=run,
         iteration=newest + 1,
         policy_version=version,
         sampler=None if state is None else json.loads(state),
         has_replayed=bool(connection.scalar(sa.select(replayed))),
+        best_success=connection.scalar(best),
     )
 
 
@@ -179,6 +183,7 @@ def _mixer(config: StoredConfig, now: _RunState, folder: Path | None) -> tuple[M
         mixer.load_state(saved)
         return mixer, True
     mixer.started = now.has_replayed
+    mixer.success_reached = (now.best_success or 0.0) >= (mixer.rule.start.success_rate or 0.0)
     return mixer, False
 
 

@@ -219,6 +219,7 @@ class Loop:
             metrics=metrics,
         )
         self._store.commit(record, committed, sampler_state=parts.sampler.state())
+        parts.mixer.observe_iteration(success_rate=metrics.get("rollout/success"))
         self.state.iteration = iteration
         return metrics
 

@@ -15,7 +15,7 @@ from replay.mixing.apportion import Remainders, group_sizes
 from replay.mixing.mix_settings import SAME_TASK, MixRule, Unit
 from replay.mixing.request import Availability, Pick
 
-_STATE = {"started": bool, "starved_iterations": int}
+_STATE = {"started": bool, "success_reached": bool, "starved_iterations": int}
 """Attributes of a mixer that are part of its state, with their types."""
 _ALL = None
 """Stands for a source's name where rows of any source fit."""
@@ -62,6 +62,7 @@ class Mixer:
     def __init__(self, rule: MixRule) -> None:
         self.rule = rule
         self.started = False
+        self.success_reached = False
         self.starved_iterations = 0
         self._remainders = Remainders()
 
@@ -79,13 +80,18 @@ class Mixer:
         if len(tasks) != self.num_tasks:
             raise ValueError(f"tasks must be the next {self.num_tasks}, got {len(tasks)}.")
         configured = self.rule.fraction_at(iteration)
-        start = self.rule.start
-        self.started = self.started or (iteration >= start.iteration and available.rows >= start.buffer)
+        self.started = self.started or self._starts(iteration, available)
         share = Fraction(configured) if self.started else Fraction(0)
         composition = _Composition(self.rule, share, Stock(available), tasks, self._remainders)
         plan = replace(composition.compose(), fraction=configured)
         self.starved_iterations += plan.shortfall > 0
         return plan
+
+    def observe_iteration(self, *, success_rate: float | None) -> None:
+        """Tell the start rule an iteration's success rate (None: no fresh episodes)."""
+        wanted = self.rule.start.success_rate
+        if wanted is not None and success_rate is not None and success_rate >= wanted:
+            self.success_reached = True
 
     def state(self) -> dict[str, Any]:
         """Return the exact state as plain JSON values, for the checkpoint."""
@@ -103,6 +109,14 @@ class Mixer:
         for name, kind in _STATE.items():
             setattr(self, name, kind(state[name]))
         self._remainders.load_state(state["remainders"])
+
+    def _starts(self, iteration: int, available: Availability) -> bool:
+        start = self.rule.start
+        return (
+            iteration >= start.iteration
+            and (start.success_rate is None or self.success_reached)
+            and available.rows >= start.buffer
+        )
 
 
 @dataclass

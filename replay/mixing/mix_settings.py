@@ -76,6 +76,9 @@ class Schedule(Section):
 
 class StartRule(Section):
     iteration: Positive = Field(1, description="First iteration with replay.")
+    success_rate: Fraction | None = Field(
+        None, description="No replay before an iteration's fresh episodes succeed this often; once is enough."
+    )
     buffer: int = Field(0, ge=0, description="No replay before this many rows can be drawn.")
 
 

@@ -89,6 +89,7 @@ def test_it_draws_its_plan(recipe: str, buffer: ReplayStore, tmp_path: Path, mon
     config = StoredConfig.model_validate(to_plain(load_config(tmp_path / "recipe.yaml", SMALL)))
     replay = config.replay
     mixer, sampler = Mixer(config.mix_rule()), load_sampler(replay.sampler, 0, replay.sampler_options)
+    mixer.observe_iteration(success_rate=0.5)
     drawn, planned = Counter[str](), Counter[str]()
     for iteration in range(FIRST, FIRST + 3):
         request = DrawRequest(RUN, iteration, COLLECTED, limits=replay.limits)

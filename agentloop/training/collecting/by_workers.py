@@ -73,7 +73,9 @@ class WorkerCollection(Collection):
         for found in self._store.tickets.planned(self._run, after=self._state.batches):
             values: dict[str, Any] = dict(found.plan)
             self._add(found.iteration, _PLANS.validate_python(values["plan"]), tuple(values["tasks"]))
-            mixer.load_state(values["mixer"])
+            # This a mixer learns from iterations. The other parts of its state follow from its plans.
+            learned = {"success_reached": mixer.success_reached}
+            mixer.load_state({**values["mixer"], **learned})
 
     def _add(self, number: int, plan: BatchPlan, tasks: tuple[int, ...]) -> None:
         self._batches[number] = (plan, tasks)

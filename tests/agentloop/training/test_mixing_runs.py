@@ -126,7 +126,11 @@ def test_batch_that_was_to_be_all_replay_and_can_not_be_read_stops_the_run(tmp_p
 
 
 def test_resumed_run_mixes_like_the_unbroken_one(tmp_path: Path, qwen2: Path) -> None:
-    replay = {"unit": "trajectory", "fraction": 0.3, "start": {"buffer": 3}}  # 4.8 of 16: remainders matter
+    replay = {
+        "unit": "trajectory",
+        "fraction": 0.3,  # 4.8 of 16: remainders matter
+        "start": {"success_rate": 0.01},
+    }
     unbroken = train(pooled(tmp_path / "a", qwen2, replay), display=SilentDisplay())
     train(pooled(tmp_path / "b", qwen2, replay), display=StopAfter(2))
     resumed = train(pooled(tmp_path / "b", qwen2, replay), resume=True, display=SilentDisplay())

@@ -197,6 +197,7 @@ def test_whatever_the_buffer_has_batches_are_well_formed(
 
 START: list[tuple[dict[str, Any], list[int]]] = [
     ({"start": StartRule(iteration=3)}, [0, 0, 12, 12]),
+    ({"start": StartRule(success_rate=0.3, iteration=3)}, [0, 0, 12, 12]),  # reached once, in iteration 2
     ({"start": StartRule(buffer=20)}, [0, 12, 6, 12]),  # it goes on when the buffer falls
 ]
 
@@ -204,27 +205,35 @@ START: list[tuple[dict[str, Any], list[int]]] = [
 @pytest.mark.parametrize(("rule", "counts"), START)
 def test_replay_starts_when_its_rule_holds_and_goes_on(rule: dict[str, Any], counts: list[int]) -> None:
     mixer, drawn = Mixer(rule_of("any", 0.5, **rule)), []
-    for iteration, rows in enumerate((19, 20, 6, 99), start=1):
+    for iteration, (success, rows) in enumerate([(0.2, 19), (0.3, 20), (0.1, 6), (None, 99)], start=1):
         stock = Availability(rows=rows if mixer.rule.start.buffer else 99)
         drawn += [plan.replay for plan in plans(mixer, 1, stock, first=iteration)]
+        mixer.observe_iteration(success_rate=success)
     assert drawn == counts
 
 
 def test_a_resumed_mixer_goes_on_like_the_unbroken_one() -> None:
+    def observed(mixer: Mixer, first: int, count: int) -> list[BatchPlan]:
+        made = []
+        for iteration in range(first, first + count):
+            made += plans(mixer, 1, first=iteration)
+            mixer.observe_iteration(success_rate=iteration / 40)
+        return made
+
     for unit in ("any", "trajectory", "task", "group"):
         rule = rule_of(
             unit,
             0.9,
             schedule=SCHEDULES["cosine"](0.9),
             sources={"self": 0.7, "teacher": 0.3},
-            start=StartRule(iteration=3),
+            start=StartRule(success_rate=0.1, iteration=3),
         )
         unbroken, broken = Mixer(rule), Mixer(rule)
-        whole = plans(unbroken, 40)
-        begun = plans(broken, 17)
+        whole = observed(unbroken, 1, 40)
+        begun = observed(broken, 1, 17)
         resumed = Mixer(rule)
         resumed.load_state(json.loads(json.dumps(broken.state())))
-        assert begun + plans(resumed, 23, first=18) == whole
+        assert begun + observed(resumed, 18, 23) == whole
 
 
 @pytest.mark.parametrize(
