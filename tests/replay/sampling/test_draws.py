@@ -369,13 +369,8 @@ def places(drawn: list[BatchRow]) -> list[tuple[str, int, int, float | None]]:
 SAMPLERS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("uniform", {}, {"max_staleness": 5, "max_uses": 2}),
     ("recency", {"half_life": 1.5}, {"per_group": 1}),
-<<<<<<< HEAD
-    ("success", {}, {}),
-    ("difficulty", {"sigma": 2.0}, {}),
-=======
     ("success", {}, {"cooldown": 1}),
-    ("difficulty", {"mode": "uniform_buckets"}, {"retire_solved": 1.0}),
->>>>>>> parent of 21dc23ec (replay: rows rest by their uses alone)
+    ("difficulty", {"sigma": 2.0}, {"retire_solved": 1.0}),
     ("advantage", {}, {"per_task": 3}),
     ("entropy", {"pool": 2}, {}),
     ("freshness", {"tau": 2.0}, {"max_uses": 3}),
