@@ -102,13 +102,22 @@ def test_value_loss_and_gradient_equal_the_written_formula(clip: float | None, s
     mask = torch.from_numpy(rng.random(200) < 0.7)
     old[~mask], r[~mask] = math.inf, math.nan  # whatever stands there
     values = torch.tensor(v, requires_grad=True)
-    losses, clipped = value_loss(values, torch.tensor(old), torch.tensor(r), mask=mask, value_clip=clip)
+    losses, _ = value_loss(values, torch.tensor(old), torch.tensor(r), mask=mask, value_clip=clip)
     (gradient,) = torch.autograd.grad(losses.sum(), values)
     for i in range(200):
         loss, slope = written_loss(v[i], old[i], r[i], clip) if mask[i] else (0.0, 0.0)
-        assert clipped[i] == (mask[i] and loss > 0.5 * (v[i] - r[i]) ** 2)
         assert losses[i].item() == pytest.approx(loss, rel=1e-9)
         assert gradient[i].item() == pytest.approx(slope, rel=1e-9)
+
+
+def test_value_loss_by_hand() -> None:
+    values = torch.tensor([0.5, 1.0, 1.0], dtype=torch.float64)
+    old = torch.tensor([0.5, 0.0, 0.0], dtype=torch.float64)
+    returns = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
+    losses, clipped = value_loss(values, old, returns, mask=torch.ones(3, dtype=torch.bool), value_clip=0.2)
+    # 0.5 x 0.25; value 1 clipped to 0.2 misses 1 by 0.8: 0.5 x 0.64; it misses 0 by 1, more than the clipped 0.2 does.
+    assert losses.tolist() == pytest.approx([0.125, 0.32, 0.5])
+    assert clipped.tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("name", ["old_values", "returns"])
