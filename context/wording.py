@@ -5,6 +5,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
+from itertools import takewhile
 
 _LONGEST_NAME = 80
 """Characters of a name that are compared. A model may write a long name, and comparing takes time."""
@@ -38,6 +39,12 @@ def storable(text: str) -> str:
 def excerpt(text: str, most: int) -> str:
     """The text, or its first characters if it has more than `most`."""
     return text if len(text) <= most else text[:most] + "..."
+
+
+def shared_opening(first: str, second: str) -> str:
+    """The common beginning of two texts."""
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    return "".join(character for character, _ in same)
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:

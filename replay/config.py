@@ -162,7 +162,7 @@ class ReplayConfig(LimitSection, MixSection):
             rule, remedy = "be a built-in sampler or path/to/file.py:ClassName", suggest(self.sampler, SAMPLERS)
             _refuse("replay.sampler", rule, f"{self.sampler!r:.80}", remedy)
         sampler = make_sampler(self.sampler, 0, self.sampler_options) if self.sampler in SAMPLERS else None
-        if self.unit == "group" and isinstance(sampler, RankedSampler) and sampler.pool != 0:
+        if self.unit == "group" and isinstance(sampler, RankedSampler):
             rule = "weigh rows when replay.unit is group"
             _refuse("replay.sampler", rule, f"{self.sampler}, which ranks them", "Use another, or replay.unit: any.")
         for name in self.allow_mismatch:

@@ -104,9 +104,9 @@ def preview(
     with _trial_draw(store, config, now, sampler) as trial:
         try:
             available = trial.available()
-            plan = mixer.plan(iteration=now.iteration, available=available, tasks=upcoming)
         except ReplayError as error:
             raise WrongSettings(str(error)) from error
+        plan = mixer.plan(iteration=now.iteration, available=available, tasks=upcoming)
         rows = trial.draw(plan.picks) if plan.replay else []
         new = sum(task not in tried for task in upcoming)
         return {

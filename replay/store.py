@@ -208,8 +208,7 @@ class ReplayStore:
         with self._database.reading() as connection:
             ids, whole, corrupt = run_draws.read_candidates(connection, request, sampler)
         values = measure(list(whole.values())) if whole else []
-        scores = {id: sampler.sign * value for id, value in zip(whole, values, strict=True)}
-        return Candidates(ids, scores, corrupt)
+        return Candidates(ids, dict(zip(whole, values, strict=True)), corrupt)
 
     @contextmanager
     def _run_draws(self, request: DrawRequest) -> Iterator[RunDraws]:
@@ -269,12 +268,12 @@ class ReplayStore:
         if run in self._epochs:
             self._database.read(lambda connection: counters.refuse_replaced(connection, run, self._epochs[run]))
 
-    def evict(self, run: str, iteration: int, *, policy_version: int, capacity: Capacity) -> dict[str, float]:
+    def evict(self, run: str, iteration: int, capacity: Capacity) -> dict[str, float]:
         """Evict the rows of `run` that are over its capacity after `iteration`, and return metrics of the buffer. The
         rows stay stored until `purge`, so that a resume from an earlier iteration can restore them."""
 
         def work(connection: sa.Connection) -> dict[str, float]:
-            over = retention.over_capacity(connection, run, iteration, policy_version=policy_version, capacity=capacity)
+            over = retention.over_capacity(connection, run, iteration, capacity)
             evicted = retention.evict(connection, over, iteration=iteration)
             return retention.buffer_metrics(connection, run) | evicted.metrics()
 

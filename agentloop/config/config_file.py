@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from agentloop.config import RunConfig
 from agentloop.config.keys import KEY_OF_NAME_ELSEWHERE, Key, schema_entries, value_at
 from agentloop.config.sections.model import MODEL_DEFAULTS
-from agentloop.config.strict_yaml import MAX_BYTES, KeyPath, read_yaml, shown
+from agentloop.config.strict_yaml import KeyPath, read_yaml, shown
 from agentloop.errors import UserError
 from context.wording import nearest
 
@@ -105,9 +105,8 @@ def load_plain(
 
 def _read_text(path: Path) -> str:
     try:
-        with open(path, "rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        return content.decode("utf-8-sig", errors="strict" if len(content) <= MAX_BYTES else "ignore")
+        content = path.read_bytes()
+        return content.decode("utf-8-sig")
     except OSError as error:
         reason = (error.strerror or "unreadable").lower()
         own = ", ".join(sorted(file.stem for file in _OWN.glob("*.yaml")))

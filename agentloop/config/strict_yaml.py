@@ -15,7 +15,6 @@ import yaml
 
 from agentloop.errors import UserError
 
-MAX_BYTES = 1_000_000
 MAX_DEPTH = 50
 
 KeyPath = tuple[str, ...]
@@ -30,7 +29,7 @@ _WORDS = {
 _INT = re.compile(r"[-+]?[0-9]{1,300}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-# libyaml is used where PyYAML has it: pure Python needs seconds for a file of the largest size allowed.
+# libyaml is used where PyYAML has it: pure Python needs seconds for a large file.
 _LOADER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
@@ -46,8 +45,6 @@ def read_yaml(text: str, source: str, *, at: KeyPath = ()) -> Document:
 
     Raises UserError with one line that begins with `source`: `SOURCE:LINE: <key> must <rule>, got ...`.
     """
-    if len(text) > MAX_BYTES:
-        raise UserError(f"{source}: {_subject(at)} must be at most {MAX_BYTES} bytes, got more. Shorten it.")
     try:
         _refuse_tricks(text, source, at)
         root = yaml.compose(text, Loader=_LOADER)

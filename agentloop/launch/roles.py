@@ -154,8 +154,6 @@ def _command_words(
                 "out."
             )
         yield from (*_AGENTLOOP, "engine", config.model.path, "--run", str(run), "--port", str(port))
-        if config.engine.served_model_name is not None:
-            yield from ("--name", config.engine.served_model_name)
         yield from ("--max-model-len", str(config.context.max_tokens))
         if config.lora.rank:
             yield from ("--lora-rank", str(config.lora.rank))

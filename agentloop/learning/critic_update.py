@@ -48,10 +48,6 @@ class CriticLearner:
         self.critic, self._config = critic, config
         self.optimizer = WeightOptimizer(critic.weights, config.critic.optimizer)
 
-    def begin(self, iteration: int, *, rows: int) -> float:
-        """Begin the steps of an iteration with this number of rows, and return their learning rate."""
-        return self.optimizer.begin(iteration, self._config, rows=rows)
-
     def accumulate(self, mini: ScoredBatch, log: CriticLog) -> float | None:
         """Add the gradient of the mini-batch's value loss to the critic, and return the loss; None without a token.
 

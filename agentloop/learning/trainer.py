@@ -122,7 +122,7 @@ class Trainer:
         iteration, rows = steps.iteration, len(batch.members)
         rates = {"actor/learning_rate": self._optimizer.begin(iteration, self._config, rows=rows)}
         if self._critic is not None:
-            rates["critic/learning_rate"] = self._critic.begin(iteration, rows=rows)
+            rates["critic/learning_rate"] = self._critic.optimizer.begin(iteration, self._config, rows=rows)
             steps.policy.held = iteration <= self._config.critic.warmup_iterations
         for members in plan_optimizer_steps(batch, self._config, iteration=iteration):
             chosen = torch.tensor(members, dtype=torch.int64, device=self._actor.device)

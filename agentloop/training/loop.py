@@ -26,7 +26,6 @@ from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, learned_rows, mix_batch
 from agentloop.training.pace import Pace, PhaseClock
 from replay.diagnosis import SIGNS, trouble
-from replay.mixing.batch_plan import ReplayStarved
 from replay.questions import metric_series
 from replay.records import IterationRecord
 
@@ -99,8 +98,7 @@ class Loop:
         metrics = self.commit(iteration, batch, result, observed)
         clock.lap("update")
         parts.publisher.publish(iteration)
-        version, capacity = parts.generator.policy_version, self.config.replay.capacity
-        later = self._store.evict(self._run_id, iteration, policy_version=version, capacity=capacity)
+        later = self._store.evict(self._run_id, iteration, self.config.replay.capacity)
         later["buffer/redacted"] = appended.redacted
         clock.lap("publish")
         later |= clock.metrics(tokens=batch.num_tokens) | dict(parts.publisher.seconds)
@@ -142,9 +140,6 @@ class Loop:
         own = self.collection.reserve(request, fresh)
         measure = self.components.trainer.mean_entropies
         drawn = store.draw(request, self.components.sampler, measure=measure) if request.picks else []
-        if len(drawn) < request.count and self.config.replay.shortfall == "error":
-            # Rows that were there when the batch was planned are corrupt, or other draws took them.
-            raise TrainingStopped(str(ReplayStarved(len(drawn), planned.plan.planned_replay, request.iteration)))
         if not fresh.trajectories and not drawn:
             raise TrainingStopped(
                 f"a batch must hold a trajectory, got none in iteration {request.iteration}: all rows were to be "

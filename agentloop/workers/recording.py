@@ -113,8 +113,7 @@ def _ask_upstream(options: RecordingOptions) -> ServerFacts | None:
     try:
         return ask_server(options.upstream, model=options.upstream_model, key=options.upstream_key)
     except UserError as error:
-        text = str(error).replace("engine.urls", "--upstream").replace("engine.served_model_name", "--upstream-model")
-        text = text.replace(KEY_VARIABLE, UPSTREAM_KEY)
+        text = str(error).replace("engine.urls", "--upstream").replace(KEY_VARIABLE, UPSTREAM_KEY)
         raise UserError(f"{text} A server other than vLLM can be recorded with --text, for imitation.") from None
 
 

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import takewhile
 from typing import Any, Protocol
 
 from context.parse.harmony import HarmonyParser
@@ -21,6 +20,7 @@ from context.parse.tagged_json import (
     PhiParser,
 )
 from context.parse.tagged_parameters import DeepSeekV4Parser, GlmParser, KimiK3Parser, MiniMaxParser, QwenCoderParser
+from context.wording import shared_opening
 
 PARSERS: dict[str, type[CallParser]] = {
     "hermes": HermesParser,
@@ -203,12 +203,6 @@ def _common_start(text: str, other: str) -> int:
     common = len(shared_opening(text, other))
     within = _CUT_TAG.search(text[:common])
     return within.start() if within else common
-
-
-def shared_opening(first: str, second: str) -> str:
-    """The common beginning of two texts."""
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
-    return "".join(character for character, _ in same)
 
 
 def _without_end(text: str, answer: str) -> tuple[str, ...]:

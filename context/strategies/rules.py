@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from context.authors import ENV
 from context.messages import Message
@@ -69,17 +68,14 @@ class SlidingWindow(Strategy):
 
 @dataclass(frozen=True)
 class ClipToolResults(Strategy):
-    """Cuts tool results to `keep_chars`, one by one, when a prompt outgrows `budget` tokens, until it fits."""
+    """Cuts tool results to `keep_chars`, the oldest first, when a prompt outgrows `budget` tokens, until it fits."""
 
     budget: int
-    order: Literal["oldest", "largest"] = "oldest"
     keep_chars: int = 200
     marker: str = "\n[clipped]"
 
     def __post_init__(self) -> None:
         check_tokens("budget", self.budget)
-        if self.order not in ("oldest", "largest"):
-            raise ValueError(f"order must be oldest or largest, got {self.order!r}.")
         if self.keep_chars < 0:
             raise ValueError(f"keep_chars must be >= 0, got {self.keep_chars}.")
 
@@ -88,7 +84,7 @@ class ClipToolResults(Strategy):
             return Append()
         messages = list(history.messages)
         excess = history.prompt_tokens - prompt_limit(history, self.budget)
-        for at in self._order(history):
+        for at in self._clippable(history):
             before = messages[at]
             messages[at] = replace(before, content=before.content[: self.keep_chars] + self.marker)
             excess -= history.count(before) - history.count(messages[at])
@@ -99,19 +95,16 @@ class ClipToolResults(Strategy):
                     return Rewrite(tuple(messages), "clip_tool_results")
         return Stop(CONTEXT_FULL)
 
-    def _order(self, history: History) -> list[int]:
-        """The places of results that clipping makes shorter, in the order in which they are clipped."""
+    def _clippable(self, history: History) -> list[int]:
+        """The places of results that clipping makes shorter, the oldest first."""
         first = len(history.opening)
-        at = [
+        return [
             place
             for place, message in enumerate(history.messages)
             if place >= first
             and (message.author == ENV or message.role not in ("assistant", "user", "system"))
             and len(message.content) > self.keep_chars + len(self.marker)
         ]
-        if self.order == "largest":
-            at.sort(key=lambda place: -history.count(history.messages[place]))
-        return at
 
 
 def prompt_limit(history: History, budget: int) -> int:

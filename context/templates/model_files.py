@@ -13,10 +13,10 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from context.authors import AuthorTable
-from context.parse.choose import shared_opening
 from context.templates.chat_template import CALLED, LOOKUP, ChatTemplate, RenderError
 from context.templates.render import Renderer
 from context.tokens.codec import TokenCodec
+from context.wording import shared_opening
 
 BUILT_IN_TEMPLATES: Mapping[str, tuple[str, ...]] = {
     "hermes": ("<|im_start|>", "<|im_end|>"),

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from replay.errors import ReplayError
 from replay.mixing.apportion import Remainders, group_sizes
 from replay.mixing.mix_settings import SAME_TASK, MixRule, Unit, progress_at
 from replay.mixing.request import Availability, Pick
@@ -57,17 +56,6 @@ class BatchPlan:
         return self.planned_replay - self.replay
 
 
-class ReplayStarved(ReplayError):
-    """The buffer can't give the planned rows, and `replay.shortfall` is `error`."""
-
-    def __init__(self, given: int, ruled: int, iteration: int) -> None:
-        super().__init__(
-            "replay.fraction must be a share that the buffer can give when replay.shortfall is error, got "
-            f"{given} of {ruled} rows in iteration {iteration}. Set replay.shortfall: fresh; a new run can begin later "
-            "(replay.start.buffer), with a lower replay.fraction or with looser limits."
-        )
-
-
 class Mixer:
     """A mixer plans batches by one rule, iteration after iteration. Its state belongs in the checkpoint."""
 
@@ -87,8 +75,7 @@ class Mixer:
         """Plan the batch of 1-based `iteration`. Call it once per iteration, in order.
 
         `tasks` are the hashes of the next `num_tasks` tasks. Remainders of roundings are carried over, so that sums
-        over iterations follow the declared shares. Rows that the buffer lacks are not carried over. Raises
-        ReplayStarved if rows are lacking and `replay.shortfall` is `error`.
+        over iterations follow the declared shares. Rows that the buffer lacks are not carried over.
         """
         if len(tasks) != self.num_tasks:
             raise ValueError(f"tasks must be the next {self.num_tasks}, got {len(tasks)}.")
@@ -98,8 +85,6 @@ class Mixer:
         composition = _Composition(self.rule, share, Stock(available), tasks, self._remainders)
         plan = replace(composition.compose(), fraction=configured)
         self.starved_iterations += plan.shortfall > 0
-        if plan.shortfall and self.rule.shortfall == "error":
-            raise ReplayStarved(plan.replay, plan.planned_replay, iteration)
         return plan
 
     def observe_iteration(self, *, success_rate: float | None) -> None:

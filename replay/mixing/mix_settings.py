@@ -120,10 +120,10 @@ class MixSection(Section):
         description="Shares of the replayed rows by source, summing to 1, e.g. {self: 0.7, teacher: 0.3}; {}: no "
         "shares, the sampler draws from all sources.",
     )
-    shortfall: Literal["fresh", "shrink", "error"] = Field(
+    shortfall: Literal["fresh", "shrink"] = Field(
         "fresh",
         description="If the buffer has too few rows: fresh collects the missing ones, shrink leaves them out and "
-        "lowers the learning rate as the rows per step, error stops the run.",
+        "lowers the learning rate as the rows per step.",
     )
 
 

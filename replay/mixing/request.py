@@ -15,10 +15,7 @@ class LimitSection(Section):
 
     successful_only: bool = Field(True, description="Draw successful trajectories only.")
     max_staleness: int | None = Field(
-        None, ge=0, description="Largest staleness of drawn rows, in policy versions; null: any."
-    )
-    unknown_staleness: Literal["allow", "refuse"] = Field(
-        "allow", description="Whether rows of other runs, whose staleness is unknown, may be drawn."
+        None, ge=0, description="Largest staleness of drawn rows of the run, in policy versions; null: any."
     )
     max_uses: Positive | None = Field(
         None, description="Most draws of one row, over all runs of the database; null: any number."

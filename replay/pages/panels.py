@@ -208,7 +208,7 @@ def _panel(spec: Mapping[str, Any], metrics: Metrics, config: Config) -> Panel:
         steps=steps[0] if steps else None,
     )
     if "family" in spec:
-        panel = replace(panel, curves=_family_curves(spec["family"], metrics))
+        panel = replace(panel, curves=[*panel.curves, *_family_curves(spec["family"], metrics)])
     return _MADE[spec["made_by"]](panel, metrics, config) if "made_by" in spec else panel
 
 
@@ -286,17 +286,11 @@ def _family_curves(family: str, metrics: Metrics) -> list[Curve]:
     ]
 
 
-def _turn_seconds(panel: Panel, metrics: Metrics, config: Config) -> Panel:
-    replies = Curve("reply", finite(metrics, "time/reply"), "fresh")
-    return replace(panel, curves=[replies, *panel.curves]) if panel.curves else panel
-
-
 _MADE: Mapping[str, Callable[[Panel, Metrics, Config], Panel]] = {
     "policy_loss": _policy_loss,
     "gradient_norm": _gradient_norm,
     "ess_by_age": _ess_by_age,
     "stop_reasons": _stop_reasons,
-    "turn_seconds": _turn_seconds,
 }
 """The functions that complete panels, by their name in `made_by`."""
 

@@ -16,7 +16,7 @@ from context.tokens.loss_mask import loss_mask, response_mask
 from context.tokens.session_nodes import Fork, Node
 from context.tokens.session_segments import trained_in
 from context.tokens.token_sequence import Decoder, Segment
-from context.wording import excerpt
+from context.wording import excerpt, shared_opening
 from replay.questions.filters.query import QueryResult, find_one
 from replay.questions.tokens import CodecOf, no_codec, scorer, scores_of, turns_of, whole_segments
 from replay.records import COMMITTED, EVICTED, Trajectory
@@ -340,16 +340,12 @@ def shorten_conversations(conversations: Sequence[Sequence[Message] | None]) -> 
 def _differing_starts(prompts: set[str]) -> dict[str, int]:
     """Return where each prompt begins to differ from the others."""
     ordered = sorted(prompts)
-    words = _common_opening(ordered[0], ordered[-1]).rfind(" ") + 1 if len(ordered) > 1 else 0
+    words = shared_opening(ordered[0], ordered[-1]).rfind(" ") + 1 if len(ordered) > 1 else 0
     starts = dict.fromkeys(ordered, words)
     for one, other in pairwise(ordered):
-        ends = [found.end() for found in _SENTENCE.finditer(_common_opening(one, other))]
+        ends = [found.end() for found in _SENTENCE.finditer(shared_opening(one, other))]
         starts |= {each: max([starts[each], *ends]) for each in (one, other)}
     return starts
-
-
-def _common_opening(one: str, other: str) -> str:
-    return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def question_in(conversation: Iterable[Message]) -> Message | None:

@@ -105,12 +105,6 @@ def _model(declared: type) -> type[BaseModel]:
     return create_model(declared.__name__, __config__=config, **columns)
 
 
-def require(allowed: bool, name: str, rule: str, value: object) -> None:
-    """Raise ValueError unless the value is allowed. An options class calls this; `rule` continues "NAME must"."""
-    if not allowed:
-        raise ValueError(f"{name} must {rule}, got {value!r}.")
-
-
 @dataclass(frozen=True)
 class NoOptions:
     """The options class of a sampler without options."""
@@ -190,19 +184,14 @@ class RankedSampler(Sampler):
 
     @property
     @abstractmethod
-    def pool(self) -> int | None:
-        """Candidates per requested row. None: all rows are candidates. 0: rows are drawn by weight, without ranks."""
+    def pool(self) -> int:
+        """Candidates per requested row."""
 
     @property
     def measured(self) -> bool:
-        """Whether scores come from the current policy. If so, the training loop measures the candidates."""
+        """Whether scores are mean entropies by the current policy. If so, the training loop measures the candidates."""
         return False
 
     @abstractmethod
     def scores(self, rows: Rows) -> Floats:
         """Return the scores [N] of the rows. Rows with the lowest scores are taken."""
-
-    @property
-    def sign(self) -> float:
-        """The factor that turns a measured value into a score."""
-        return 1.0

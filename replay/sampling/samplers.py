@@ -1,13 +1,13 @@
 """The built-in samplers. Each one gives stored rows their weights, and is seeded."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
-from replay.sampling.base_sampler import Floats, RankedSampler, Rows, Sampler, require
+from replay.sampling.base_sampler import Floats, RankedSampler, Rows, Sampler
 
 __all__ = ["SAMPLERS", "RankedSampler", "Rows", "Sampler", "make_sampler", "successes"]
 
@@ -84,35 +84,23 @@ def successes(success_rate: Any, group_size: Any) -> Any:
 
 
 class DifficultySampler(Sampler):
-    """A row weighs by the number k of successes in its group of n; rows of equal k and n form a bucket.
+    """A row weighs exp(-(k - n/2)^2 / (2 sigma^2)) by the number k of successes in its group of n.
 
-    gaussian: exp(-(k - n/2)^2 / (2 sigma^2)), after ExGRPO (arXiv:2510.02245), which weighs buckets and not rows.
-    uniform_buckets: 1 / the number of the bucket's rows that can be drawn. hard: 1 - k/n. easy: k/n.
-    No signal: rows of one bucket weigh the same.
+    This is after ExGRPO (arXiv:2510.02245), which weighs buckets of rows of equal k, and not rows. No signal: rows of
+    equal k and n weigh the same.
     """
 
     name = "difficulty"
 
     @dataclass(frozen=True)
     class Options:
-        mode: Literal["gaussian", "uniform_buckets", "hard", "easy"] = "gaussian"
         sigma: Annotated[float, Field(gt=0)] = 1.0
-        """The width of `gaussian`, in successes."""
+        """In successes."""
 
     def weights(self, rows: Rows) -> Floats:
-        sizes = rows.group_size
-        counts: Floats = successes(rows.group_success_rate, sizes)
-        match self.options.mode:
-            case "gaussian":
-                bell: Floats = np.exp(-(((counts - sizes / 2) / self.options.sigma) ** 2) / 2.0)
-                return bell
-            case "hard":
-                return 1.0 - counts / sizes
-            case "easy":
-                return counts / sizes
-            case _:
-                _, bucket, members = np.unique(counts + 1j * sizes, return_inverse=True, return_counts=True)
-                return 1.0 / members[bucket]
+        counts: Floats = successes(rows.group_success_rate, rows.group_size)
+        bell: Floats = np.exp(-(((counts - rows.group_size / 2) / self.options.sigma) ** 2) / 2.0)
+        return bell
 
 
 class RewardSampler(Sampler):
@@ -165,9 +153,9 @@ class AdvantageSampler(Sampler):
 
 
 class EntropySampler(RankedSampler):
-    """The rows of lowest or highest mean entropy are taken from `pool` random candidates per requested row.
+    """The rows of lowest mean entropy are taken from `pool` random candidates per requested row (ExGRPO,
+    arXiv:2510.02245).
 
-    argmin takes the lowest (ExGRPO, arXiv:2510.02245), argmax the highest; random draws rows of known entropy evenly.
     Policy `stored` uses the entropy when the row was sampled; `current` is measured by the policy that is about to
     learn. No signal: rows of equal entropy are taken evenly. A row taken by rank has no probability.
     """
@@ -176,81 +164,53 @@ class EntropySampler(RankedSampler):
 
     @dataclass(frozen=True)
     class Options:
-        mode: Literal["argmin", "argmax", "random"] = "argmin"
         policy: Literal["stored", "current"] = "stored"
-        pool: Annotated[int, Field(ge=1, lt=2**63)] | None = 4
-        """null: all rows are candidates."""
-
-        def __post_init__(self) -> None:
-            measured = self.policy == "current" and self.mode != "random"
-            require(not measured or self.pool is not None, "pool", "be a number when policy is current", self.pool)
+        pool: Annotated[int, Field(ge=1, lt=2**63)] = 4
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on the options
         return () if self.measured else ("mean_entropy",)
 
     @property
-    def pool(self) -> int | None:
-        pool: int | None = 0 if self.options.mode == "random" else self.options.pool
-        return pool
+    def pool(self) -> int:
+        return int(self.options.pool)
 
     @property
     def measured(self) -> bool:
-        return bool(self.options.policy == "current" and self.options.mode != "random")
-
-    @property
-    def sign(self) -> float:
-        return -1.0 if self.options.mode == "argmax" else 1.0
+        return bool(self.options.policy == "current")
 
     def weights(self, rows: Rows) -> Floats:
         return np.ones(len(rows))
 
     def scores(self, rows: Rows) -> Floats:
-        return self.sign * rows.mean_entropy
+        return rows.mean_entropy
 
 
-class FreshnessSampler(Sampler):
-    """A row weighs exp(-staleness / tau) times another sampler's weight: a priority that ages (freshness-aware PER).
+class FreshnessSampler(AdvantageSampler):
+    """A row weighs exp(-staleness / tau) times its weight by `advantage`: a priority that ages (freshness-aware PER).
 
-    Unknown: rows of other runs, and rows whose weight the other sampler does not know. No signal: as the other sampler.
+    The row's loss is multiplied as by `advantage`. Unknown: rows of other runs. No signal: rows of advantage 0 are
+    never drawn.
     """
 
     name = "freshness"
+    needs = ("staleness",)
 
     @dataclass(frozen=True)
-    class Options:
+    class Options(AdvantageSampler.Options):
         tau: Annotated[float, Field(gt=0)] = 8.0
         """Policy versions."""
-        sampler: str = "advantage"
-        """The other sampler, which must weigh rows and not rank them. `options` are its options."""
-        options: dict[str, Any] = field(default_factory=dict)
-
-        def __post_init__(self) -> None:
-            weighing = [name for name, kind in _PLAIN.items() if not issubclass(kind, RankedSampler)]
-            require(self.sampler in weighing, "sampler", f"be one of {', '.join(weighing)}", self.sampler)
-
-    def __init__(self, seed: int, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(seed, options)
-        self._other = _PLAIN[self.options.sampler](0, self.options.options)
-
-    @property
-    def needs(self) -> tuple[str, ...]:  # type: ignore[override]  # also the needs of the other sampler
-        return ("staleness", *self._other.needs)
 
     def weights(self, rows: Rows) -> Floats:
         fresh: Floats = np.exp(-rows.staleness / self.options.tau)
-        return self._other.weights(rows) * fresh
-
-    def correction(self, probability: float, rows: int) -> float:
-        return self._other.correction(probability, rows)
+        return super().weights(rows) * fresh
 
 
 _KINDS: tuple[type[Sampler], ...] = (
     *(UniformSampler, RecencySampler, FifoWindowSampler, SuccessSampler, DifficultySampler, EntropySampler),
-    *(AdvantageSampler, RewardSampler, MaxVarianceGroupSampler),
+    *(AdvantageSampler, RewardSampler, MaxVarianceGroupSampler, FreshnessSampler),
 )
-_PLAIN = {kind.name: kind for kind in _KINDS}
-SAMPLERS: dict[str, type[Sampler]] = {**_PLAIN, FreshnessSampler.name: FreshnessSampler}
+SAMPLERS = {kind.name: kind for kind in _KINDS}
 
 
 def make_sampler(kind: str | type[Sampler], seed: int, options: Mapping[str, Any] | None = None) -> Sampler:

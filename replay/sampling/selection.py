@@ -45,7 +45,7 @@ class Selection:
         """Choose at most `pick.count` of the rows that fit the pick; for the unit `group`, whole groups."""
         if pick.unit == "group":
             return self._groups(pick)
-        if isinstance(self._sampler, RankedSampler) and self._sampler.pool != 0:
+        if isinstance(self._sampler, RankedSampler):
             candidates = self.draw_candidates(pick, self._sampler.pool)
             return self._best(candidates, self._sampler.scores(Rows(self._columns, candidates, self._request)), pick)
         there, weights = self._left(pick)
@@ -59,11 +59,9 @@ class Selection:
         corrections = [self._sampler.correction(share, number) for share in shares]
         return [SelectedRow(*row) for row in zip(there[chosen].tolist(), shares, corrections, strict=True)]
 
-    def draw_candidates(self, pick: Pick, pool: int | None) -> Positions:
-        """Draw the candidates that a ranked sampler ranks. `pool` is their number per requested row; None: all rows."""
+    def draw_candidates(self, pick: Pick, pool: int) -> Positions:
+        """Draw the candidates that a ranked sampler ranks. `pool` is their number per requested row."""
         there, weights = self._left(pick)
-        if pool is None:
-            return self._random.permutation(there)
         drawn = list(islice(draw_in_turn(weights, pick.count * pool, self._random), pick.count * pool))
         return there[np.array(drawn, np.intp)]
 
@@ -111,7 +109,7 @@ class Selection:
 
     def _groups(self, pick: Pick) -> list[SelectedRow]:
         """Choose whole groups. A group weighs the mean of its members, every one of which must be drawable."""
-        if isinstance(self._sampler, RankedSampler) and self._sampler.pool != 0:
+        if isinstance(self._sampler, RankedSampler):
             raise ValueError(
                 f"replay.sampler must weigh rows to draw whole groups, got {self._sampler.title}, which ranks them. "
                 "Use another one, or draw single rows."

@@ -17,8 +17,8 @@ from replay.sampling.eligible_index import EligibleIndex
 from replay.storage.counters import is_live
 from replay.storage.format.rows import RUN_COLUMNS, run_of
 from replay.storage.format.schema import draws, groups, runs, trajectories
-from replay.storage.staleness import Mask, may_be_replayed
 
+Mask = npt.NDArray[np.bool_]
 Weights = npt.NDArray[np.float64]
 TOO_LONG = "context.max_tokens"
 """The only limit that is not a key of `replay`."""
@@ -140,7 +140,8 @@ def apply_limits(eligible: EligibleRows, request: DrawRequest) -> Iterator[tuple
         yield "successful_only", columns["success"]
     if limits.sources is not None:
         yield "sources", match_sources(index, limits.sources)
-    yield from may_be_replayed(limits, own, request.policy_version - columns["policy_version"])
+    if limits.max_staleness is not None:  # unknown of rows of other runs, which are drawn
+        yield "max_staleness", ~own | (request.policy_version - columns["policy_version"] <= limits.max_staleness)
     if limits.hindsight_window is not None:
         relabelled = own & (columns["source"] == index.codes["source"].get(HINDSIGHT))
         yield "hindsight.window", ~relabelled | (iteration - columns["iteration"] <= limits.hindsight_window)

@@ -17,7 +17,6 @@ from replay.records import ELIGIBLE, EVICTED, OPEN_GROUP, ORPHANED, QUARANTINED,
 from replay.setting_types import Positive, Section
 from replay.storage.counters import is_live, set_state
 from replay.storage.format.schema import draws, trajectories
-from replay.storage.staleness import publishes_since
 from replay.storage.tombstones import reclaim
 
 _EVICTED_AT = re.compile(r"at iteration ([0-9]+), was ([a-z]+)$")
@@ -39,7 +38,6 @@ class Capacity(Section):
     rows: Positive | None = Field(None, description="Most rows.")
     bytes: Positive | None = Field(None, description="Most bytes of their tokens and messages, compressed.")
     age: Positive | None = Field(None, description="Most iterations since a row was collected.")
-    staleness: Positive | None = Field(None, description="Most publishes since a row's oldest token was sampled.")
     per_task: Positive | None = Field(None, description="Most rows of one task.")
 
     def __bool__(self) -> bool:
@@ -72,7 +70,7 @@ Over = Mapping[str, Sequence[StoredRow]]
 
 
 def over_capacity(
-    connection: sa.Connection, run: str, iteration: int, *, policy_version: int, capacity: Capacity
+    connection: sa.Connection, run: str, iteration: int, capacity: Capacity
 ) -> dict[str, list[StoredRow]]:
     """Find the rows to evict after `iteration`, by rule. Reserved rows, rows of the iteration itself, and rows that an
     update will still use as fresh are never among them.
@@ -92,8 +90,6 @@ def over_capacity(
 
     if capacity.age is not None:
         add("age", _streamed(connection, may_go, _rows.iteration < iteration - capacity.age))
-    if capacity.staleness is not None:
-        add("staleness", _streamed(connection, may_go, publishes_since(policy_version, _rows) > capacity.staleness))
     if capacity.per_task is not None:
         add("per_task", _over_per_task(connection, run, may_go, capacity.per_task, gone))
     if capacity.rows is not None:
@@ -113,7 +109,9 @@ def evict(connection: sa.Connection, over: Over, *, iteration: int) -> Evicted:
             reason = f"capacity.{rule} at iteration {iteration}, was {state}"
             set_state(connection, [row.id for row in rows if row.state == state], EVICTED, reason)
     # Orphaned rows are not counted, so that a resumed run has the metrics of an uninterrupted one.
-    return _summed({rule: rows for rule, rows in over.items() if rule != ORPHANED})
+    counted = {rule: rows for rule, rows in over.items() if rule != ORPHANED}
+    sizes = [row.bytes for rows in counted.values() for row in rows]
+    return Evicted(len(sizes), sum(sizes), {rule: len(rows) for rule, rows in counted.items()})
 
 
 def evicted_through(connection: sa.Connection, run: str, iteration: int) -> list[str]:
@@ -136,12 +134,7 @@ def prune(connection: sa.Connection, run: str | None, rows: sa.ColumnElement[boo
     found = list(_streamed(connection, mine, _HAS_CONTENT, ~_IS_RESERVED, ~_TO_BE_FRESH, rows))
     if not dry_run:
         reclaim(connection, [row.id for row in found], "pruned by where")
-    return _summed({"where": found})
-
-
-def _summed(over: Over) -> Evicted:
-    sizes = [row.bytes for rows in over.values() for row in rows]
-    return Evicted(len(sizes), sum(sizes), {rule: len(rows) for rule, rows in over.items()})
+    return Evicted(len(found), sum(row.bytes for row in found), {})
 
 
 def buffer_metrics(connection: sa.Connection, run: str) -> dict[str, float]:

@@ -1,39 +1,22 @@
-"""Staleness and its bounds: how old a row may be to be replayed, and how old a group may be to be fresh.
+"""Staleness, and how stale a group may be to be fresh.
 
 Staleness is the number of publishes between the policy that sampled a row's oldest token and the policy about to learn,
 or the run's newest. It is known only within a row's own run: the staleness of imported rows is unknown. Weights that a
 resume took back count too: a row may be newer than the policy, and is then as far from it.
 """
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import sqlalchemy as sa
 
 from replay.records import OWN_SOURCES
-
-if TYPE_CHECKING:
-    from replay.mixing.request import Limits
-
-Mask = npt.NDArray[np.bool_]
 
 
 def publishes_since(newest: Any, rows: Any) -> sa.ColumnElement[int]:
     """The staleness of `rows` (columns of `trajectories`) to the policy `newest` of their run; NULL if imported."""
     return sa.case((rows.source.in_(OWN_SOURCES), newest - rows.policy_version_min))
-
-
-def may_be_replayed(limits: Limits, known: Mask, staleness: npt.NDArray[Any]) -> Iterator[tuple[str, Mask]]:
-    """The [N] masks of rows that each bound allows, by its key of `replay`; `known` is False for rows of other runs."""
-    if limits.unknown_staleness == "refuse":
-        yield "unknown_staleness", known
-    if limits.max_staleness is not None:
-        yield "max_staleness", ~known | (staleness <= limits.max_staleness)
 
 
 def may_be_fresh(staleness: Iterable[int], bound: int) -> bool:

@@ -16,6 +16,7 @@ from agentloop.errors import UserError
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
 from tests.fakes.openenv_server import GuessServer, served
+from tests.fakes.refusals import refusal_of
 from tests.fakes.scripted import call, scripted_actors
 
 GYMNASIUM = "examples/adapters/gymnasium_text.py:GymnasiumText"
@@ -167,6 +168,4 @@ def test_texts_are_actions_and_observations_as_they_are() -> None:
     ],
 )
 def test_what_can_not_be_played_is_one_error(options: dict[str, Any], problem: str) -> None:
-    with pytest.raises(UserError) as caught:
-        load_environment(GYMNASIUM, options)
-    assert str(caught.value).startswith(problem)
+    assert refusal_of(load_environment, GYMNASIUM, options).startswith(problem)

@@ -122,11 +122,6 @@ def run_config(**sections: dict[str, Any]) -> RunConfig:
     return RunConfig.model_validate({"algorithm": "reinforce", "batch": batch, **sections})
 
 
-def aggregated_by(mode: str) -> dict[str, Any]:
-    """Settings of the loss for one way to aggregate."""
-    return {"aggregation": mode, "norm_length": 7.0 if mode == "seq-mean-token-sum-norm" else None}
-
-
 def trainer(actor: Actor, config: RunConfig, *, reference: Actor | None = None) -> Trainer:
     return Trainer(actor, config, authors=AUTHORS, reference=reference)
 

@@ -58,7 +58,7 @@ class Roles:
         plain = to_plain(config)
         plain["run"]["folder"] = str(folder / "runs")
         plain["rollout"]["engine"] = "vllm"
-        plain["engine"] |= {"urls": [f"http://127.0.0.1:{self.port}"], "served_model_name": "policy"}
+        plain["engine"]["urls"] = [f"http://127.0.0.1:{self.port}"]
         self._config = folder / "config.yaml"
         self._config.write_text(yaml.safe_dump(plain))
         self._model = config.model.path

@@ -20,7 +20,7 @@ from agentloop.learning.update_stats import UpdateResult
 from agentloop.rollouts.collect import Collector
 from agentloop.rollouts.trajectories import Collected, CollectedBy
 from agentloop.runs.run_folder import create_run_folder
-from agentloop.training.collecting.issued_batches import IssuedBatches, issue_groups
+from agentloop.training.collecting.by_workers import WorkerCollection
 from agentloop.training.components import Components, build_components
 from agentloop.training.loop import Loop
 from agentloop.training.loop_state import LoopState
@@ -60,11 +60,11 @@ class IssuedRun:
         self.store: ReplayStore = components.store
         self.id = components.run_id
         self.folder = components.folder.path
-        self._batches = IssuedBatches(components, LoopState())
+        self._collection = WorkerCollection(components, LoopState(), stopped=lambda: False)
 
     def issue(self, batches: int) -> int:
         """All batches up to this one: how many episodes there are now."""
-        self._batches.issue(batches, self.components.generator.policy_version, Availability())
+        self._collection.issue(batches, self.components.generator.policy_version, Availability())
         self._total = self.counts.queued + self.counts.leased + self.counts.done + self.counts.failed
         return self._total
 
@@ -77,7 +77,7 @@ class IssuedRun:
 
     def issue_evaluation(self, tasks: int) -> None:
         held_out = self.components.source.held_out(tasks)
-        issue_groups(self.components, [(task, 1) for task in held_out], 0, EVALUATION)
+        self._collection.issue_groups([(task, 1) for task in held_out], 0, EVALUATION)
 
     def report_engine(self, **changes: object) -> None:
         """As the learner does, while it publishes."""

@@ -166,7 +166,7 @@ def test_a_run_that_stopped_as_a_whole_batch_had_failed_goes_on(tmp_path: Path, 
 
 
 def test_batches_of_replayed_rows_alone_take_their_turns(tmp_path: Path, server: EngineServer) -> None:
-    replay = {"fraction": 0.0, "schedule": {"shape": "step", "steps": [[0.25, 1.0], [0.5, 0.25]]}, "shortfall": "error"}
+    replay = {"fraction": 0.0, "schedule": {"shape": "step", "steps": [[0.25, 1.0], [0.5, 0.25]]}}
     with made_run(by_two(tmp_path, server, replay=replay)) as run:
         for _ in range(SHORT // 2):
             run.iterate()

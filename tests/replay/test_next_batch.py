@@ -132,13 +132,10 @@ def test_what_a_run_was_stored_with_is_refused_where_no_batch_can_be_made_by_it(
         ({"wobble": 2}, rf"{refused}replay.wobble"),
         ({"unit": "trajectory"}, rf"{refused}environment.task_pool must be a number"),
         ({"sampler": "mine.py:Mine"}, "without running its file, got mine.py:Mine"),
-        ({"shortfall": "error"}, "replay.fraction must be .* got 8 of 32 rows in iteration 2"),
     ):
         configure(tmp_path / "replay.sqlite", {"replay": {**replay, "fraction": 0.25}})
-        with pytest.raises(ReplayError, match=message) as raised:
+        with pytest.raises(ReplayError, match=message):
             before(store, successful_only=False)
-        if "shortfall" in replay:
-            assert isinstance(raised.value, WrongSettings)
 
 
 def test_a_run_that_has_ended_has_the_fraction_of_the_end_of_its_schedule(tmp_path: Path) -> None:
@@ -183,8 +180,6 @@ def said(tmp_path: Path, *rows: Fresh, config: dict[str, Any] | None = None, **r
         ([], {"attach": {"earlier": "elsewhere"}}, "earlier", "no row has it yet: import or attach some"),
         ([WINS], {"sources": {"self": 1.0}, "attach": {"teacher": "x"}}, "teacher",
          "replay.sources leaves out the last of its 4 rows"),
-        ([WINS], {"unknown_staleness": "refuse"}, "teacher",
-         "replay.unknown_staleness leaves out the last of its 4 rows"),
         ([LOST], {}, "teacher", "replay.successful_only leaves out the last of its 4 rows"),
         ([WINS], {"sampler": "recency"}, "teacher",
          "replay.sampler recency needs staleness, unknown of its 4 rows"),

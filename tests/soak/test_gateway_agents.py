@@ -44,7 +44,6 @@ def test_agent_learns(agent: str, engine: str, folder: Path, tmp_path: Path, mon
         if engine == "vllm":
             control = until_trained.enter_context(real_engine(folder / START, tmp_path))
             settings += ["rollout.engine=vllm", f'engine.urls=["{control.url}"]']
-            settings += ["engine.served_model_name=tiny"]
         sets = [part for setting in settings for part in ("--set", setting)]
         started(folder, "agentloop", "train", f"{EXAMPLES}/train.yaml", *sets)
     success, gap = evaluations(run), max(metric(run, "actor/fresh/token_gap_max"))

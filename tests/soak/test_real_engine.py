@@ -149,8 +149,8 @@ def test_quickstart_learns_through_vllm(
     with real_engine(warmed_up, tmp_path, lora_rank=rank) as engine:
         result = quickstart(
             *(tmp_path, f"model.path={warmed_up}", "rollout.engine=vllm", f'engine.urls=["{engine.url}"]'),
-            *("engine.served_model_name=tiny", "context.max_tokens=1024"),
-            *(f"lora.rank={rank}", f"optimizer.learning_rate={learning_rate}", "run.stop_at_success=0.95"),
+            *("context.max_tokens=1024", "run.stop_at_success=0.95"),
+            *(f"lora.rank={rank}", f"optimizer.learning_rate={learning_rate}"),
         )
     run = Path(str(result["folder"]))
     success, gaps = evaluations(run), metric(run, "actor/fresh/token_gap_max")

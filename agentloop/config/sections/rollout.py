@@ -71,7 +71,6 @@ class EngineSection(Section):
     )
     options: tuple[str, ...] = Field((), description="With serve: more words for vllm serve, e.g. [--dtype, float32].")
     urls: tuple[EngineUrl, ...] = Field((), description="Where vLLM listens: http://HOST:PORT, all with one model.")
-    served_model_name: str | None = Field(None, description="Engines' name of the model; null: the one they serve.")
     concurrency: Positive = Field(64, description="Most replies under way at once, over all engines.")
     turn_timeout_s: PositiveFloat = Field(600.0, description="Seconds until a reply is given up, including retries.")
     restart_timeout_s: NonNegative = Field(300.0, description="Seconds that replies wait for a silent engine.")

@@ -309,7 +309,7 @@ def _answering(config: RunConfig, key: str | None, note: Callable[[str], None]) 
     deadline, say_at = time.monotonic() + section.restart_timeout_s, 0.0
     while True:
         try:
-            return [ask_server(url, model=section.served_model_name, key=key) for url in section.urls]
+            return [ask_server(url, key=key) for url in section.urls]
         except EngineAway as error:
             left = deadline - time.monotonic()
             if left <= 0:

@@ -63,7 +63,10 @@ def check_version(version: str, *, key: str, where: str) -> None:
 
 
 def ask_server(url: str, *, model: str | None = None, key: str | None) -> ServerFacts:
-    """Ask the server at `url` for its facts. Raises EngineAway where none answers, UserError for an unfit one."""
+    """Ask the server at `url` for its facts. Raises EngineAway where none answers, UserError for an unfit one.
+
+    `model` is the model's name there; None: the first that it serves.
+    """
     url = url.rstrip("/")
     # The client uses the URL alone: no proxy and no password file of this machine's user.
     with httpx2.Client(
@@ -112,8 +115,5 @@ def _base_model(client: httpx2.Client, url: str, model: str | None) -> dict[str,
     found: dict[str, Any] | None = next((card for name, card in cards.items() if model in (None, name)), None)
     if found is None:
         served = shortened(", ".join(cards)) or "none"
-        raise UserError(
-            f"engine.served_model_name must be a model that {url} serves ({served}), got {model}. "
-            "Change it, or leave it out."
-        )
+        raise UserError(f"engine.urls must name servers of {model or 'a model'}, got {served} from {url}. Change them.")
     return found

@@ -50,8 +50,7 @@ def serve_options(config: RunConfig, model: Path | str, *, shares_gpu: bool) -> 
     in_memory = section.transfer == "memory" and config.checkpoint.keep_policies == "none"
     return ServeOptions(
         str(model),
-        section.served_model_name or "policy",
-        free_port(),
+        port=free_port(),
         max_model_len=config.context.max_tokens,
         lora_rank=config.lora.rank,
         memory_share=section.memory_share,

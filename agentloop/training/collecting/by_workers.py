@@ -2,24 +2,43 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
+from pydantic import TypeAdapter
+
+from agentloop.environments import Task
 from agentloop.errors import TrainingStopped
 from agentloop.records import KlPenalty, kl_penalties, penalised_rewards
 from agentloop.rollouts.evaluation import Attempts, Evaluation, Outcome
-from agentloop.rollouts.trajectories import Collected
-from agentloop.training.collecting.collection import BatchForgotten, Collection, StoppedWaiting, keep_episodes
-from agentloop.training.collecting.issued_batches import IssuedBatches, issue_groups
+from agentloop.rollouts.trajectories import Collected, task_record
+from agentloop.training.collecting.collection import (
+    BatchForgotten,
+    Collection,
+    StoppedWaiting,
+    keep_episodes,
+    plan_batch,
+)
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
-from replay.mixing.request import DrawRequest
+from replay.mixing.batch_plan import BatchPlan
+from replay.mixing.request import Availability, DrawRequest
 from replay.records import FORGOTTEN, OPEN_GROUP, WAITING, BatchRow, StopReason, Trajectory, group_of
 from replay.storage.collecting.fresh_groups import FreshRequest
-from replay.storage.collecting.ticket_records import EVALUATION, TRAIN, UNENDED, EndedGroup, Purpose
+from replay.storage.collecting.ticket_records import (
+    EVALUATION,
+    TRAIN,
+    UNENDED,
+    EndedGroup,
+    PlannedBatch,
+    Purpose,
+    TicketRecord,
+)
 from replay.storage.write import AppendReport
 
+_PLANS = TypeAdapter(BatchPlan)
 _LOOK_AGAIN_S = 0.1
 _NOBODY_S = 30.0
 """Seconds without any worker after which a message says how to start one."""
@@ -35,7 +54,9 @@ class WorkerCollection(Collection):
         super().__init__(components, state)
         self._stopped = stopped
         self._section = components.config.collection
-        self._batches = IssuedBatches(components, state)
+        self._batches: dict[int, tuple[BatchPlan, tuple[int, ...]]] = {}
+        """The plan of each issued batch that is not learned from yet, and the index of the task of each slot."""
+        self._load_batches()
         self._store.tickets.revoke(self._run, EVALUATION, "its evaluation did not end")
         to_come = {*UNENDED, OPEN_GROUP, WAITING}
         while (ends := self._store.tickets.ends(self._run, state.batches + 1)) and ends.isdisjoint(to_come):
@@ -46,11 +67,54 @@ class WorkerCollection(Collection):
         """KL penalties by id, for rows of the batch that was collected last."""
         self._rows: list[BatchRow] = []
 
+    def _load_batches(self) -> None:
+        """Load the batches that were issued before a crash; their tickets and rows are stored."""
+        mixer = self._components.mixer
+        for found in self._store.tickets.planned(self._run, after=self._state.batches):
+            values: dict[str, Any] = dict(found.plan)
+            self._add(found.iteration, _PLANS.validate_python(values["plan"]), tuple(values["tasks"]))
+            # This a mixer learns from iterations. The other parts of its state follow from its plans.
+            learned = {"success_reached": mixer.success_reached}
+            mixer.load_state({**values["mixer"], **learned})
+
+    def _add(self, number: int, plan: BatchPlan, tasks: tuple[int, ...]) -> None:
+        self._batches[number] = (plan, tasks)
+        self._state.tasks.advance(tasks, collected=lambda turns: turns.planned(tasks, plan.groups))
+
+    def issue(self, last: int, version: int, available: Availability) -> None:
+        """Plan and issue the missing batches up to `last`, or to the end of the run."""
+        # A batch that failed or was forgotten made no iteration.
+        parts, lost = self._components, self._state.batches - self._state.iteration
+        newest = max(self._batches, default=self._state.batches)  # it may be learned from already
+        for number in range(newest + 1, min(last, parts.config.run.iterations + lost) + 1):
+            plan, tasks = plan_batch(parts, self._state, number - lost, available)
+            self._add(number, plan, tasks)
+            values = {"tasks": list(tasks), "version": version, "mixer": parts.mixer.state()}
+            values["plan"] = _PLANS.dump_python(plan, mode="json")
+            groups = [(parts.source.train(tasks[slot]), size) for slot, size in plan.groups]
+            self.issue_groups(groups, number, TRAIN, PlannedBatch(self._run, number, values))
+
+    def issue_groups(
+        self, groups: Sequence[tuple[Task, int]], iteration: int, purpose: Purpose, plan: PlannedBatch | None = None
+    ) -> range:
+        """Issue (task, size) groups, whose episodes workers may then run. Returns the groups' numbers, in order."""
+        tickets, environments = self._store.tickets, self._components.actors.environments
+        last = tickets.last_number(self._run)
+        first = 0 if last is None else last + 1
+        numbers = range(first, first + len(groups))
+        tasks, records = {}, []
+        for number, (task, size) in zip(numbers, groups, strict=True):
+            hash = environments.task_hash(task)
+            tasks[hash] = task_record(environments.factory_for(task), task)
+            records += [TicketRecord(self._run, number, member, hash, iteration, purpose) for member in range(size)]
+        tickets.issue(list(tasks.values()), records, plan)
+        return numbers
+
     def plan(self, iteration: int) -> IterationPlan:
         """Issue the batches that may be collected, and plan this iteration with the next one."""
         request, available = self._request(iteration)
         turn = self._state.batches + 1
-        self._batches.issue(turn + self._section.max_staleness, request.policy_version, available)
+        self.issue(turn + self._section.max_staleness, request.policy_version, available)
         plan, tasks = self._batches[turn]
         return IterationPlan(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
 
@@ -145,7 +209,7 @@ class WorkerCollection(Collection):
         """Have workers run `evaluation.samples` episodes on each held-out task, before other episodes."""
         parts, section, tickets = self._components, self._components.config.evaluation, self._store.tickets
         tasks, iteration = parts.source.held_out(section.tasks), self._state.iteration
-        numbers = issue_groups(parts, [(task, section.samples) for task in tasks], iteration, EVALUATION)
+        numbers = self.issue_groups([(task, section.samples) for task in tasks], iteration, EVALUATION)
         self._wait_until_ended(iteration, EVALUATION)
         attempts, lost, groups = [], 0, tickets.ended_groups(self._run, EVALUATION)
         ended = [group.number for group in groups]

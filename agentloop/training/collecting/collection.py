@@ -4,14 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentloop.errors import TrainingStopped
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.evaluation import Evaluation, held_out_episode
 from agentloop.rollouts.trajectories import Collected, task_record
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
-from replay.mixing.batch_plan import BatchPlan, ReplayStarved
+from replay.mixing.batch_plan import BatchPlan
 from replay.mixing.request import Availability, DrawRequest
 from replay.records import BatchRow
 from replay.storage.write import AppendReport
@@ -81,13 +80,10 @@ def task_hash(components: Components, index: int) -> str:
 def plan_batch(
     components: Components, state: LoopState, iteration: int, available: Availability
 ) -> tuple[BatchPlan, tuple[int, ...]]:
-    """The mixer's plan of a batch, and its tasks. Raises TrainingStopped where the buffer has too few rows."""
+    """The mixer's plan of a batch, and its tasks."""
     mixer, queue = components.mixer, state.tasks
     upcoming = [task_hash(components, index) for index in queue.upcoming(mixer.num_tasks)]
-    try:
-        plan = mixer.plan(iteration=iteration, available=available, tasks=upcoming)
-    except ReplayStarved as error:
-        raise TrainingStopped(str(error)) from error
+    plan = mixer.plan(iteration=iteration, available=available, tasks=upcoming)
     return plan, tuple(queue.upcoming(plan.num_tasks))
 
 

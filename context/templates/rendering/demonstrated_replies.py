@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from context.messages import Message
-from context.parse.choose import shared_opening
 from context.templates.chat_template import RenderError
 from context.templates.rendering.conversation_writer import ConversationWriter, PlacedContent, Rendering
 from context.templates.rendering.token_writer import TokenWriter
 from context.tokens.codec import Control, Span
+from context.wording import shared_opening
 
 _FOLLOWING = "q7following7q"
 

@@ -201,8 +201,8 @@ def test_rule_and_limits_of_draws_are_those_of_the_configuration_also_as_it_is_s
     [
         {},
         {"fraction": 0.375, "sampler": "recency", "sampler_options": {"half_life": 1e-05}, "max_staleness": 8},
-        {"unit": "group", "successful_only": False, "sampler": "difficulty", "sampler_options": {"mode": "hard"}},
-        {"unit": "any", "sampler": "freshness", "sampler_options": {"sampler": "reward"}, "mode": "observe"},
+        {"unit": "group", "successful_only": False, "sampler": "difficulty", "sampler_options": {"sigma": 2.0}},
+        {"unit": "any", "sampler": "freshness", "sampler_options": {"tau": 2.0}, "mode": "observe"},
     ],
 )
 def test_previewed_settings_are_a_part_of_a_configuration(tmp_path: Path, given: dict[str, Any]) -> None:

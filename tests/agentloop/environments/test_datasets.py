@@ -20,6 +20,7 @@ from agentloop.errors import UserError
 from agentloop.training.train import train
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.processes import assert_same_run
+from tests.fakes.refusals import refusal_of
 from tests.fakes.runs import SilentDisplay, StopAfter, small_config
 
 ENVIRONMENT = f"{ENVIRONMENTS / 'parity.py'}:RowParity"
@@ -46,11 +47,7 @@ def section(data: object, **keys: Any) -> TasksSection:
 
 
 def refusal(tasks: TasksSection) -> str:
-    with pytest.raises(UserError) as caught:
-        load_rows(tasks)
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
+    return refusal_of(load_rows, tasks)
 
 
 # Formats
@@ -171,9 +168,7 @@ def test_environment_that_reads_no_rows_is_refused_first(tmp_path: Path, method:
     )
     data = str(jsonl(tmp_path / "a.jsonl", NUMBERS))
     sections = {"environment": {"name": f"{tmp_path / 'mine.py'}:Mine"}, "tasks": {"data": data}}
-    with pytest.raises(UserError) as caught:
-        open_tasks(RunConfig.model_validate(sections))
-    assert message in str(caught.value)
+    assert message in refusal_of(open_tasks, RunConfig.model_validate(sections))
 
 
 # Runs

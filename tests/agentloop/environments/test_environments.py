@@ -18,6 +18,7 @@ from agentloop.errors import UserError
 from agentloop.runs.run_folder import open_run_folder
 from agentloop.training.train import train
 from context.messages import Message
+from tests.fakes.refusals import refusal_of
 from tests.fakes.runs import PARITY, SilentDisplay, StopAfter, rows, save_qwen2, small_config
 
 _SOUND = """
@@ -54,11 +55,7 @@ def write_changed(tmp_path: Path, old: str, new: str) -> str:
 
 
 def refusal(name: str, **options: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        load_environment(name, options)
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
+    return refusal_of(load_environment, name, options)
 
 
 class Schemas(Environment):
@@ -276,9 +273,7 @@ MCP = "environment.mcp_servers.notes"
 def test_setting_that_is_wrong_is_named_with_its_line(tmp_path: Path, section: str, problem: str) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(f"run: {{seed: 1}}\n{section}\n")
-    with pytest.raises(UserError) as caught:
-        load_config(file)
-    assert str(caught.value).startswith(f"{file}:2: {problem}")
+    assert refusal_of(load_config, file).startswith(f"{file}:2: {problem}")
 
 
 # An environment that is edited while a run stands

@@ -20,6 +20,7 @@ from agentloop.launch.roles import (
     role_members,
 )
 from agentloop.launch.supervision import assigned_devices
+from tests.fakes.refusals import refusal_of
 from tests.fakes.runs import ROOT
 
 
@@ -48,10 +49,8 @@ def test_learner_engines_and_workers_are_given_the_run_the_model_and_ports_of_th
     assert found == {
         "learner": f"{start} train {config} --set model.path=org/model --set engine.urls=[http://127.0.0.1:8000, "
         "http://127.0.0.1:8001] --run runs/vllm-007",
-        "engine-0": f"{start} engine org/model --run runs/vllm-007 --port 8000 --name policy --max-model-len 8192 "
-        "--dtype float32",
-        "engine-1": f"{start} engine org/model --run runs/vllm-007 --port 8001 --name policy --max-model-len 8192 "
-        "--dtype float32",
+        "engine-0": f"{start} engine org/model --run runs/vllm-007 --port 8000 --max-model-len 8192 --dtype float32",
+        "engine-1": f"{start} engine org/model --run runs/vllm-007 --port 8001 --max-model-len 8192 --dtype float32",
         "worker-0": f"{start} worker --run runs/vllm-007 --concurrency 8 --wait 600",
         "worker-1": f"{start} worker --run runs/vllm-007 --concurrency 8 --wait 600",
     }
@@ -122,9 +121,7 @@ def test_missing_role_settings_have_defaults_and_the_learner_is_always_there(tmp
 def test_a_mistake_in_the_file_is_one_line_with_its_place(text: str, line: int, expected: str, tmp_path: Path) -> None:
     file = tmp_path / "roles.yaml"
     file.write_text(text)
-    with pytest.raises(UserError) as refused:
-        load_roles(file)
-    assert str(refused.value).startswith(f"{file}{f':{line}' if line else ''}: {expected}")
+    assert refusal_of(load_roles, file).startswith(f"{file}{f':{line}' if line else ''}: {expected}")
 
 
 def test_the_example_can_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:

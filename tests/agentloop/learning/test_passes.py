@@ -18,7 +18,6 @@ from agentloop.models.actor import Actor
 from replay.records import BatchRow
 from tests.fakes.batch_rows import (
     LOSS,
-    aggregated_by,
     gradients,
     ragged,
     rescore,
@@ -81,8 +80,9 @@ def aggregated(sequences: dict[int, list[Tensor]], config: RunConfig) -> Tensor:
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
 @pytest.mark.parametrize("regularised", [False, True])
 def test_loss_and_gradient_equal_the_written_formula(mode: str, normalise: str, regularised: bool) -> None:
+    length = {"norm_length": 7.0} if mode == "seq-mean-token-sum-norm" else {}
     config = run_config(
-        loss={**LOSS, **aggregated_by(mode), "normalise": normalise, "entropy_coef": 0.01 * regularised},
+        loss={**LOSS, "aggregation": mode, "normalise": normalise, "entropy_coef": 0.01 * regularised, **length},
         kl={"loss_coef": 0.1 * regularised},
         replay={"weight": 0.5 if normalise == "per_stream" else 1.0},
         batch={"micro_batch_tokens": 40},

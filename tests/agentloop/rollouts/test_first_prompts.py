@@ -13,6 +13,7 @@ from agentloop.errors import UserError
 from agentloop.runs.run_folder import config_to_resume
 from agentloop.training.train import train
 from tests.fakes.processes import assert_same_run, write_config
+from tests.fakes.refusals import refusal_of
 from tests.fakes.runs import SilentDisplay, StopAfter, small_config
 from tests.fakes.shell import Shell
 
@@ -45,9 +46,7 @@ def config_on(folder: Path, model: Path, data: str, **tasks: Any) -> RunConfig:
 
 
 def refusal(config: RunConfig, display: SilentDisplay | None = None) -> str:
-    with pytest.raises(UserError) as caught:
-        train(config, display=display or SilentDisplay())
-    return str(caught.value)
+    return refusal_of(train, config, display=display or SilentDisplay())
 
 
 def test_rows_that_are_too_long_are_named_and_leave_no_folder(tmp_path: Path, qwen2: Path) -> None:

@@ -31,6 +31,7 @@ from replay.records import BatchRow
 from tests.agentloop.rollouts.collecting import collect
 from tests.fakes.batch_rows import AUTHORS, row, run_config, segment, tiny_actor
 from tests.fakes.environments import ENVIRONMENTS, functions
+from tests.fakes.refusals import refusal_of
 from tests.fakes.scripted import LOG_PROB, ScriptedGenerator, call, scripted_actors
 
 FILE = functions.__file__
@@ -201,11 +202,10 @@ def test_first_function_judges_and_the_others_only_add_up() -> None:
 
 
 def test_function_that_asks_for_what_no_row_has_is_refused() -> None:
-    with pytest.raises(UserError) as caught:
-        judging("misspelt").check(answered("42").task)
+    said = refusal_of(judging("misspelt").check, answered("42").task)
     judging("right", "said", "columns", "awaited").check(answered("42").task)
     rule = "reward.functions must take one argument, the ended episode, and after it columns of the task by name, got "
-    assert str(caught.value) == f"{rule}{FILE}:misspelt with 'anser', which is none. Did you mean answer?"
+    assert said == f"{rule}{FILE}:misspelt with 'anser', which is none. Did you mean answer?"
 
 
 # The KL penalty of whole rewards

@@ -29,6 +29,7 @@ from replay.pages.views.runs_page import OpenedRuns
 from tests.agentloop.supervised.test_warm_up import trained_text
 from tests.fakes.batch_rows import AUTHORS, segment, tiny_actor
 from tests.fakes.processes import assert_same_bits
+from tests.fakes.refusals import refusal_of
 from tests.fakes.runs import ROOT, SilentDisplay, small_config
 from tests.replay.pages.serving import charts_of, served
 
@@ -217,10 +218,8 @@ def test_interrupted_sft_names_its_weights_so_far_and_its_folder_is_no_model(
 ) -> None:
     stopped = sft(configured(tmp_path, qwen2, data), display=_StopAt(1))
     assert stopped.model == stopped.folder / "checkpoints/000001/model"
-    with pytest.raises(UserError) as caught:
-        ModelSection(path=str(stopped.folder))
     rule = f"model.path must be a model, got '{stopped.folder}', a run's folder. Name {stopped.model}."
-    assert str(caught.value) == rule
+    assert refusal_of(ModelSection, path=str(stopped.folder)) == rule
 
 
 @pytest.mark.slow
@@ -278,9 +277,8 @@ def test_what_can_not_be_learned_is_refused_and_leaves_no_folder(
 ) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(content)
-    with pytest.raises(UserError) as refused:
-        sft(configured(tmp_path / "runs", qwen2, path, **sections), display=SilentDisplay())
-    assert message in str(refused.value)
+    config = configured(tmp_path / "runs", qwen2, path, **sections)
+    assert message in refusal_of(sft, config, display=SilentDisplay())
     assert not (tmp_path / "runs").exists()
 
 

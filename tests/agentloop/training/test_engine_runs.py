@@ -17,12 +17,12 @@ from agentloop.engines.publish.proof import PROOFS, ProofFailed
 from agentloop.engines.publish.published_policy import read_published
 from agentloop.engines.serving.engine_process import ServeOptions
 from agentloop.engines.serving.served_engine import EngineEnded, serve_options
-from agentloop.errors import UserError
 from agentloop.runs.run_folder import COMPLETE, has_run
 from replay.store import ReplayStore
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.processes import processes
 from tests.fakes.published_policies import by_value
+from tests.fakes.refusals import refusal_of
 from tests.fakes.run_roles import engine_executable
 from tests.fakes.runs import SilentDisplay, buffer_of, rows, small_config
 
@@ -185,10 +185,9 @@ def test_a_failed_start_is_one_line_with_its_log_and_no_run(tmp_path: Path, qwen
     executable.write_text(
         '#!/bin/sh\n[ "$1" = --version ] && echo 0.32.0 && exit\necho "OSError: no such GPU"; exit 3\n'
     )
-    with pytest.raises(UserError) as refused:
-        train(serving_config(tmp_path, qwen2), display=SilentDisplay())
+    said = refusal_of(train, serving_config(tmp_path, qwen2), display=SilentDisplay())
     (log,) = engine_logs(tmp_path)
-    assert str(refused.value) == (f"vllm serve must start, got exit code 3: OSError: no such GPU See its log: {log}")
+    assert said == (f"vllm serve must start, got exit code 3: OSError: no such GPU See its log: {log}")
     assert not has_run(log.parent)
     assert [path.name for path in log.parent.iterdir()] == [log.name]
 

@@ -26,6 +26,7 @@ from agentloop.training.train import train as train_run
 from replay.questions import summary
 from tests.fakes.environments import functions
 from tests.fakes.processes import assert_same_run
+from tests.fakes.refusals import refusal_of
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 
 FILE = Path(functions.__file__)
@@ -173,9 +174,7 @@ def test_what_a_table_leaves_out_is_null_and_other_forms_are_named() -> None:
 
 def test_what_another_process_can_not_call_is_one_error(run: TrainResult, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentloop.user_code._GIVEN", {})  # as in another process
-    with pytest.raises(UserError) as caught:
-        evaluate_run(run.folder)
-    assert str(caught.value) == (
+    assert refusal_of(evaluate_run, run.folder) == (
         "environment.tools must name functions in files where another process is to call them, got look, which was "
         "given to agentloop.train as it is. Put it into a file, and train with 'path/to/file.py:look'."
     )

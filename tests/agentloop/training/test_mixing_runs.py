@@ -82,14 +82,6 @@ def test_batches_have_the_members_that_the_unit_says(
     assert display.iterations[1]["replay/starved_rows"] == 0
 
 
-def test_shortfall_error_ends_the_run_and_says_what_to_do(tmp_path: Path, qwen2: Path) -> None:
-    with pytest.raises(TrainingStopped, match=r"got 0 of 8 rows in iteration 1\. Set replay\.shortfall: fresh"):
-        train(pooled(tmp_path, qwen2, {"shortfall": "error"}), display=SilentDisplay())
-    display = SilentDisplay()
-    train(pooled(tmp_path / "later", qwen2, {"shortfall": "error", "start": {"buffer": 20}}), display=display)
-    assert [row["batch/replay"] for row in display.iterations] == [0, 0, 8, 8]  # 16 rows after the first, 32 then
-
-
 def test_run_says_once_why_the_buffer_gives_fewer_rows_than_ruled(tmp_path: Path, qwen2: Path) -> None:
     display, nothing = SilentDisplay(), {"successful_only": True}
     folder = train(small_config(tmp_path, qwen2, replay=nothing, rollout={"success_reward": 2}), display=display).folder

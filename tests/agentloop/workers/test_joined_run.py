@@ -15,6 +15,7 @@ from replay.storage.collecting.ticket_records import TicketRecord
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.records import sql
+from tests.fakes.refusals import refusal_of
 from tests.fakes.runs import small_config
 from tests.fakes.worker_runs import IssuedRun, issued_run, worker_config
 
@@ -37,10 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, server: EngineServer) -> Itera
 
 
 def refusal(path: Path) -> str:
-    with pytest.raises(UserError) as caught:
-        join_run(path, wait_s=0.0, note=str)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return refusal_of(join_run, path, wait_s=0.0, note=str)
 
 
 def test_a_worker_has_the_learners_tokens_and_notes_versions(run: IssuedRun, monkeypatch: pytest.MonkeyPatch) -> None:

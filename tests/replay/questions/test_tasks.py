@@ -137,7 +137,7 @@ def test_evicted_attempts_count_and_those_of_an_undone_iteration_do_not(location
         whole = questions.task(with_gone, row["hash"], RUN)
         assert [whole[name] for name in ("attempts", "successes", "eligible")] == [16, 6, 8]
         assert row["replayed"] == replayed
-        with_gone.evict(RUN, 4, policy_version=4, capacity=Capacity(age=100))
+        with_gone.evict(RUN, 4, Capacity(age=100))
         with_gone.purge(RUN, 4)
 
 

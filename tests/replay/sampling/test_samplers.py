@@ -56,9 +56,6 @@ WEIGHTS: list[tuple[str, dict[str, Any], list[float]]] = [
     # exp(-(k - 4)^2 / 2) for k = 0, 2, 4, 6, 8; exp(-(k - 4)^2 / 8).
     ("difficulty", {}, np.repeat(np.exp([-8.0, -2.0, 0.0, -2.0, -8.0]), 2).tolist()),
     ("difficulty", {"sigma": 2.0}, np.repeat(np.exp([-2.0, -0.5, 0.0, -0.5, -2.0]), 2).tolist()),
-    ("difficulty", {"mode": "hard"}, [1.0, 1.0, 0.75, 0.75, 0.5, 0.5, 0.25, 0.25, 0.0, 0.0]),
-    ("difficulty", {"mode": "easy"}, [0.0, 0.0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.75, 1.0, 1.0]),
-    ("difficulty", {"mode": "uniform_buckets"}, [0.5] * 10),
 ]
 
 
@@ -79,8 +76,8 @@ def test_success_estimates_what_is_hard_where_no_group_of_the_run_says_it(elsewh
     assert weighed("success", advantage=np.zeros(10), **elsewhere) == [0.0] * 10
 
 
-def test_freshness_ages_another_samplers_weights() -> None:
-    options = {"sampler": "advantage", "options": {"exponent": 1.0}, "tau": 2.0}
+def test_freshness_ages_the_weights_of_advantage() -> None:
+    options = {"exponent": 1.0, "tau": 2.0}
     # |A| exp(-staleness / 2), relative to the row of advantage 1 and staleness 6.
     weights = weighed("freshness", options)
     assert weights[2] / weights[4] == pytest.approx(1.5 * math.exp(-1))
@@ -140,31 +137,27 @@ def drawn_entropies(path: Path, options: dict[str, Any], measured: dict[float, f
     return [values[row.trajectory.id] or 0.0 for row in drawn]
 
 
-def test_entropy_takes_the_surest_or_the_least_sure_and_never_the_unknown(tmp_path: Path) -> None:
-    assert drawn_entropies(tmp_path / "a", {"pool": None}) == [0.0, 0.1, 0.2]
-    assert drawn_entropies(tmp_path / "b", {"pool": None, "mode": "argmax"}) == [0.8, 0.7, 0.6]
+def test_entropy_takes_the_surest_and_never_the_unknown(tmp_path: Path) -> None:
+    assert drawn_entropies(tmp_path / "a", {"pool": 99}) == [0.0, 0.1, 0.2]
     # Two candidates for each of three rows: the surest three of six.
-    found = drawn_entropies(tmp_path / "c", {"pool": 2})
+    found = drawn_entropies(tmp_path / "b", {"pool": 2})
     assert found == sorted(found)
     assert found[-1] <= 0.5
 
 
 def test_entropy_of_the_current_policy_is_measured_and_what_it_cannot_tell_is_left_out(tmp_path: Path) -> None:
-    # Stored entropies say nothing; two rows have no measured one.
+    # Stored entropies say nothing; some rows have no measured one.
     measured = {0.0: 5.0, 0.1: 4.0, 0.2: 3.0, 0.3: 2.0, 0.4: 1.0, 0.5: 0.0}
     assert drawn_entropies(tmp_path / "a", {"policy": "current", "pool": 9}, measured) == [0.5, 0.4, 0.3]
-    found = drawn_entropies(tmp_path / "b", {"policy": "current", "pool": 9, "mode": "argmax"}, {0.1: 4.0, 0.2: 3.0})
-    assert found == [0.1, 0.2]
+    assert drawn_entropies(tmp_path / "b", {"policy": "current", "pool": 9}, {0.1: 4.0, 0.2: 3.0}) == [0.2, 0.1]
 
 
 WRONG_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("recency", {"halflife": 2}, "must hold options of recency, got 'halflife'. Did you mean half_life"),
     ("recency", {"half_life": -1}, r"replay.sampler_options.half_life must be greater than 0, got -1"),
-    ("difficulty", {"mode": "hardest"}, r"replay.sampler_options.mode must be 'gaussian', .*, got 'hardest'"),
+    ("entropy", {"policy": "newest"}, r"replay.sampler_options.policy must be 'stored' .*, got 'newest'"),
     ("fifo_window", {"window": 2.5}, r"replay.sampler_options.window must be a valid integer, got 2.5"),
     ("uniform", {"x": 1}, r"must hold options of uniform, got 'x'. There is none"),
-    ("entropy", {"policy": "current", "pool": None}, "pool must be a number when policy is current, got None"),
-    ("freshness", {"sampler": "entropy"}, r"sampler must be one of uniform, .*, got 'entropy'"),
 ]
 
 

@@ -50,9 +50,9 @@ def fill(location: Location) -> None:
         store.append([], [], [given], redact=lambda said: said[:2])
         Fresh(4, attempt=1).append_to(store)
         # The first iteration's rows have no content any more, the second's still have it.
-        store.evict(RUN, 3, policy_version=3, capacity=Capacity(age=1))
+        store.evict(RUN, 3, Capacity(age=1))
         store.purge(RUN, 3)
-        store.evict(RUN, 4, policy_version=3, capacity=Capacity(age=1))
+        store.evict(RUN, 4, Capacity(age=1))
         store.resume(RUN, 3)
         issue(store, [0, 1], iteration=4)
         store.tickets.issue([], [], PlannedBatch(RUN, 4, {"share": 0.5}))

@@ -101,7 +101,7 @@ def test_resumed_run_draws_and_keeps_what_the_unbroken_one_does(new_location: Ca
             limits = Limits(successful_only=False, max_uses=3, cooldown=1)
             ids = iterate(store, iteration, sampler, count=3, attempt=attempt, limits=limits)
             drawn.append([(row.record.iteration, row.record.slot) for row in store.read(ids)])
-            store.evict(RUN, iteration, policy_version=iteration, capacity=Capacity(rows=14, staleness=2))
+            store.evict(RUN, iteration, Capacity(rows=14, age=2))
             if iteration % 3 == 0:
                 store.purge(RUN, iteration)
         return drawn
@@ -127,7 +127,7 @@ WRITES: dict[str, Callable[[ReplayStore], Any]] = {
     "commit": lambda store: store.commit(iteration_record(3, replay=0), Fresh(3).draws(), sampler_state={}),
     "add_metrics": lambda store: store.add_metrics(RUN, 2, {"eval/success": 0.5}),
     "add_scores": lambda store: store.add_scores(RUN, 1, {(Fresh(3).trajectories[0].id, 0): ZEROS}),
-    "evict": lambda store: store.evict(RUN, 3, policy_version=2, capacity=Capacity(rows=1)),
+    "evict": lambda store: store.evict(RUN, 3, Capacity(rows=1)),
     "purge": lambda store: store.purge(RUN, 3),
     "issue": lambda store: issue(store, [0]),
     "refuse_replaced": lambda store: store.refuse_replaced(RUN),
@@ -139,7 +139,7 @@ def test_store_whose_run_was_resumed_by_another_writes_nothing_of_it(location: L
         first.resume(RUN, 0)
         for iteration in (1, 2):
             iterate(first, iteration, make_sampler("uniform", 1))
-        first.evict(RUN, 2, policy_version=1, capacity=Capacity(rows=1))
+        first.evict(RUN, 2, Capacity(rows=1))
         second.resume(RUN, 2)
         Fresh(3).append_to(second)
         second.reserve_fresh(Fresh(3).draws())

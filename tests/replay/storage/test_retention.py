@@ -24,7 +24,7 @@ def filled(store: ReplayStore, iterations: int = 3, *, count: int = 0) -> None:
 
 
 def evict(store: ReplayStore, iteration: int, **limits: int) -> dict[str, float]:
-    return store.evict(RUN, iteration, policy_version=iteration, capacity=Capacity(**limits))
+    return store.evict(RUN, iteration, Capacity(**limits))
 
 
 def reclaim(store: ReplayStore, iteration: int, **limits: int) -> int:
@@ -49,13 +49,11 @@ def rows_of(iteration: int, slots: range = range(8)) -> list[tuple[int, int]]:
     [
         # After iteration 4: 4 - 2 = 2, so rows of iterations before the second.
         ({"age": 2}, rows_of(1)),
-        # Rows of iteration i were sampled by policy i - 1, and policy 4 is out: staleness 4, 3, 2, 1.
-        ({"staleness": 2}, rows_of(1) + rows_of(2)),
         # All are of one task: 32 - 20.
         ({"per_task": 20}, rows_of(1) + rows_of(2, range(4))),
         # 8 by age; of the 24 left, 4 more.
         ({"age": 2, "rows": 20}, rows_of(1) + rows_of(2, range(4))),
-        ({"age": 100, "staleness": 100, "rows": 100, "bytes": 10**9, "per_task": 100}, []),
+        ({"age": 100, "rows": 100, "bytes": 10**9, "per_task": 100}, []),
         # The iteration itself stays, whatever the limit.
         ({"rows": 1}, rows_of(1) + rows_of(2) + rows_of(3)),
     ],

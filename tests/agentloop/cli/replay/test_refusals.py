@@ -28,10 +28,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("show zz RUN", "ID must be the beginning of one trajectory's id, got 'zz'"),
         ("show damaged RUN", "trajectory damaged must read back as it was written"),
         ("lineage 9 RUN", "iteration must be a committed one, from 1 to 3, got 9."),
-        (
-            "mix RUN --set replay.fraction=1 --set replay.shortfall=error",
-            "replay.fraction must be a share that the buffer",
-        ),
         ("mix RUN --run nobody", "RUN must be one run of"),
         ("prune RUN", "prune must be given --where, got nothing"),
         ("forget RUN", "forget must be given --where or --held-out, got neither"),

@@ -8,6 +8,7 @@ import pytest
 from agentloop.engines.serving.engine_process import ServeOptions, find_vllm, serve_command, serve_environment
 from agentloop.engines.serving.served_engine import serve_options
 from agentloop.errors import UserError
+from tests.fakes.refusals import refusal_of
 from tests.fakes.runs import small_config
 
 NOT_KEPT = {"keep_policies": "none"}
@@ -63,9 +64,7 @@ def test_executable_is_the_one_named_and_new_enough(tmp_path: Path, monkeypatch:
     assert find_vllm({}) == program
     for said, got in (("0.26.0", "0.26.0"), ("0.9.2", "0.9.2"), ("it is not said", "exit code 0")):
         _says(program, said)
-        with pytest.raises(UserError) as refused:
-            find_vllm({})
-        assert str(refused.value) == (
+        assert refusal_of(find_vllm, {}) == (
             f"AGENTLOOP_VLLM must be of vLLM 0.32 or newer, got {got} at {program}. "
             "Install it in vLLM's own environment: pip install 'vllm>=0.32'."
         )

@@ -11,12 +11,12 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.environments import McpServerSection
 from agentloop.config.sections.rollout import RolloutSection
 from agentloop.environments import Environment, EnvironmentFactory, ToolResult, load_environment
-from agentloop.errors import UserError
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
 from tests.fakes.environments import faulty_tools
 from tests.fakes.environments.faulty_tools import error
 from tests.fakes.mcp_servers import ended, over_http, program
+from tests.fakes.refusals import refusal_of
 from tests.fakes.scripted import call, scripted_actors, shown
 
 pytestmark = pytest.mark.slow
@@ -141,9 +141,7 @@ def test_parallel_episodes_share_no_state_and_leave_no_process(count: int) -> No
 
 
 def refusal(**servers: McpServerSection) -> str:
-    with pytest.raises(UserError) as caught:
-        load_environment("lookup_chain", {}, servers=servers)
-    return str(caught.value)
+    return refusal_of(load_environment, "lookup_chain", {}, servers=servers)
 
 
 def python(code: str, **settings: Any) -> McpServerSection:

@@ -15,6 +15,7 @@ from agentloop.errors import UserError
 from context.messages import Message
 from tests.docs.blocks import ROOT
 from tests.fakes.environments.faulty_tools import ask
+from tests.fakes.refusals import refusal_of
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap", "none"])
@@ -91,9 +92,7 @@ def unknown_machine() -> Iterator[None]:
 def test_nothing_is_run_where_bubblewrap_is_missing_or_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     path = os.environ["PATH"]
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(UserError) as refused:
-        PythonSandbox()
-    assert str(refused.value) == (
+    assert refusal_of(PythonSandbox) == (
         "sandbox must be able to contain a program on this machine, got: there is no bwrap (package bubblewrap). "
         "Install bubblewrap 0.8 or newer where user namespaces are allowed, or set sandbox: none to run code that "
         "nothing contains."

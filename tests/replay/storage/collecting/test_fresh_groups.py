@@ -131,7 +131,7 @@ def test_capacity_evicts_no_row_that_is_still_to_be_fresh(store: ReplayStore) ->
     close(store, 0)
     close(store, 1)
     commit(store, 1, fresh(store, 1))
-    store.evict(RUN, 50, policy_version=50, capacity=Capacity(rows=1, age=1, staleness=1))
+    store.evict(RUN, 50, Capacity(rows=1, age=1))
     assert list(states(store).values()) == ["evicted", "evicted", "waiting", "waiting", "open"]
     assert counts(store).fresh == 2
     store.purge(RUN, 50)
