@@ -115,5 +115,8 @@ def _base_model(client: httpx2.Client, url: str, model: str | None) -> dict[str,
     found: dict[str, Any] | None = next((card for name, card in cards.items() if model in (None, name)), None)
     if found is None:
         served = shortened(", ".join(cards)) or "none"
-        raise UserError(f"engine.urls must name servers of {model or 'a model'}, got {served} from {url}. Change them.")
+        raise UserError(
+            f"engine.urls must name servers of {model or 'a model'}, got {served} from {url}. Change the URL, or the "
+            "model's name."
+        )
     return found

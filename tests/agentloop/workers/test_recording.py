@@ -291,7 +291,7 @@ def test_refused_recording_is_one_line(
     refused = shell.refusal([*words[:6], wordless], tmp_path)
     assert refused.startswith("--model must hold a tokenizer that transformers loads, got ")
     refused = shell.refusal([*words, "--upstream-model", "other"], tmp_path)
-    assert refused.startswith("--upstream-model must be a model that ")
+    assert refused.startswith("--upstream must name servers of other, got tiny from ")
     assert refused.rstrip().endswith("A server other than vLLM can be recorded with --text, for imitation.")
 
 
