@@ -13,10 +13,8 @@ class Family(NamedTuple):
     sft: str
     train: str
     """Files of `agentloop sft` and `agentloop train`."""
-    both: Settings
-    """Over both files."""
     training: Settings
-    """Over the second."""
+    """Over the second file."""
     level: float
     """A run has reached it once its newest 256 fresh episodes, all of new tasks, succeed as often."""
     first: int
@@ -24,7 +22,7 @@ class Family(NamedTuple):
     ends_at_level: bool
     """False: every run has as many episodes, and its policy is evaluated in the end."""
     without: tuple[str, ...]
-    """Arms that it cannot have: hindsight, without an `achieved`."""
+    """Arms that it cannot have."""
     found: tuple[int, float] | None
     """Epochs and learning rate that the control was tuned to, and every arm has; None: it is not tuned yet."""
 
@@ -53,36 +51,33 @@ FAMILIES = {
         data=_calculator,
         sft="examples/calculator_agent/sft.yaml",
         train="examples/calculator_agent/train.yaml",
-        both={},
         training={"loss.replay.objective.dual_clip": None},  # what its first seeds had
         level=0.5,
         first=512,
         ends_at_level=False,
-        without=("hindsight",),
+        without=(),
         found=(2, 2e-5),
     ),
     "textworld": Family(
         data=_games,
         sft=_TEXTWORLD,
         train=_TEXTWORLD,
-        both={},
         training={**_GAMES, "batch.group_size": 4},
         level=0.5,
         first=256,
         ends_at_level=True,
-        without=("hindsight",),
+        without=(),
         found=(2, 4e-5),
     ),
     "bfcl": Family(
         data=_calls,
         sft=_BFCL,
         train=_BFCL,
-        both={},
         training={"batch.group_size": 4, "tasks.shuffle": False},  # demonstrations are of the last rows
         level=0.35,
         first=512,
         ends_at_level=True,
-        without=("hindsight", "state_values"),  # one reply to each question
+        without=("state_values",),  # one reply to each question
         found=None,
     ),
 }

@@ -41,10 +41,7 @@ TITLES = {
     "earlier_run": "a quarter replayed, also from an earlier run with other tasks",
     "replay_on_top": "a third replayed on top",
     "state_values": "on-policy, with state values",
-    "hindsight": "hindsight",
 }
-
-
 _ROWS = "rows to train on"
 
 

@@ -41,15 +41,6 @@ ARMS: Mapping[str, Settings] = {
         "replay.shortfall": "shrink",
     },
     "state_values": {"advantage.credit": "state"},
-    "hindsight": {
-        "batch.trajectories": 64,
-        "batch.mini_batch": 16,
-        "replay.fraction": 0.5,
-        "replay.sources": {"hindsight": 1.0},
-        "replay.sampler": "uniform",
-        "replay.shortfall": "shrink",
-        "replay.hindsight.enable": True,
-    },
     **{f"tune_{epochs}_{rate:g}": {} for epochs, rate in TUNED},
 }
 _FACTS = """
@@ -104,7 +95,6 @@ def settings(family: Family, arm: str, seed: int, data: Path) -> dict[str, Any]:
         "checkpoint.keep": 1,
         "checkpoint.keep_policies": "none",
         **PINNED,
-        **family.both,
         **family.training,
         **ARMS[arm],
         **({"replay.attach": other} if arm == "earlier_run" else {}),
@@ -118,7 +108,7 @@ def start_model(family: Family, seed: int, folder: Path) -> Path:
         for command in family.data(data, seed):
             _trained.typed(*command, folder=ROOT)
         place: Settings = {"run.folder": str(folder / "sft"), "sft.data": str(data / "demonstrations.jsonl")}
-        result, _ = _trained.run("sft", family.sft, {**place, **PINNED, **family.both, "run.seed": seed})
+        result, _ = _trained.run("sft", family.sft, {**place, **PINNED, "run.seed": seed})
         (Path(result["folder"]) / "model").rename(made)
     return made
 
