@@ -1,6 +1,8 @@
 """When a run of the pretrained model has reached its level, and what it is made with."""
 
 import json
+import sqlite3
+from contextlib import closing
 from itertools import product
 from pathlib import Path
 
@@ -10,13 +12,29 @@ from agentloop.config.config_file import load_config
 from benchmarks._families import FAMILIES
 from benchmarks._pretrained_tables import COLUMNS, shown
 from benchmarks._replay_figures import percent_more, to_target
-from benchmarks.pretrained import ARMS, Iteration, is_done, newest_success, reached, settings
+from benchmarks.pretrained import ARMS, Iteration, facts, is_done, newest_success, reached, settings
 
 CALCULATOR, GAMES = FAMILIES["calculator"], FAMILIES["textworld"]
 
 
 def iterations(*successes: float, fresh: int = 64) -> list[Iteration]:
     return [Iteration(fresh, 0.0, success, 1000, 4, 40.0, fresh, 20.0, 20.0, 16) for success in successes]
+
+
+def test_facts_of_a_run_are_of_its_own_rows_in_iterations_that_have_ended(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "replay.sqlite")) as database, database:
+        columns = "run, iteration, source, state, success, advantage, num_action_tokens, num_turns"
+        database.execute(f"create table trajectories ({columns})")
+        database.execute("create table iterations (run, iteration, optimizer_steps)")
+        database.execute("create table metrics (run, iteration, name, value)")
+        own, fails = ("r", 1, "self", "eligible", 1, 0.5, 10, 3), ("r", 1, "self", "eligible", 0, 0.0, 20, 5)
+        others = [("r", 1, "earlier", "eligible", 1, 1.0, 99, 9), ("r", 1, "self", "orphaned", 1, 1.0, 99, 9)]
+        rows = [own, fails, *others, ("r", 2, "self", "eligible", 1, 1.0, 99, 9)]  # the second has no time yet
+        database.executemany("insert into trajectories values (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        database.execute("insert into iterations values ('r', 1, 4)")
+        named = {"batch/replay": 8.0, "time/collect": 2.04, "time/update": 3.0, "time/iteration": 6.0}
+        database.executemany("insert into metrics values ('r', 1, ?, ?)", list(named.items()))
+    assert facts(tmp_path) == [Iteration(2, 8.0, 0.5, 30, 4, 6.0, 8, 2.0, 3.0, 1)]
 
 
 def test_level_is_that_of_the_last_256_fresh_episodes() -> None:
