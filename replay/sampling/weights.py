@@ -116,8 +116,8 @@ class EligibleRows:
 
     def refuse_incomparable(self, request: DrawRequest) -> None:
         """Raise ReplayError for a named source none of whose rows can be compared with the run's. `self` is exempt."""
-        allowed = difference_bits(request.limits.allow_mismatch)
         for source in sorted(request.named_sources - {"self"}):
+            allowed = difference_bits(request.limits.allow_mismatch)
             found = self.index.mismatches()[match_sources(self.index, (source,))] & ~allowed
             if len(found) and found.all():
                 names = ", ".join(difference_names(int(np.bitwise_or.reduce(found))))
