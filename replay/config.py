@@ -10,7 +10,7 @@ from replay.mixing.mix_settings import SAME_TASK, MixRule, MixSection
 from replay.mixing.request import Limits, LimitSection
 from replay.records import HINDSIGHT, OWN_SOURCES, SOURCE_NAME, RunRecord
 from replay.sampling.compatibility import MISMATCHES
-from replay.sampling.samplers import SAMPLERS, RankedSampler, make_sampler
+from replay.sampling.samplers import SAMPLERS, EntropySampler, make_sampler
 from replay.setting_types import Fraction, NonNegative, Positive, PositiveFloat, Section
 from replay.storage.databases import check_url
 from replay.storage.retention import Capacity
@@ -162,7 +162,7 @@ class ReplayConfig(LimitSection, MixSection):
             rule, remedy = "be a built-in sampler or path/to/file.py:ClassName", suggest(self.sampler, SAMPLERS)
             _refuse("replay.sampler", rule, f"{self.sampler!r:.80}", remedy)
         sampler = make_sampler(self.sampler, 0, self.sampler_options) if self.sampler in SAMPLERS else None
-        if self.unit == "group" and isinstance(sampler, RankedSampler):
+        if self.unit == "group" and isinstance(sampler, EntropySampler):
             rule = "weigh rows when replay.unit is group"
             _refuse("replay.sampler", rule, f"{self.sampler}, which ranks them", "Use another, or replay.unit: any.")
         for name in self.allow_mismatch:

@@ -24,7 +24,7 @@ from replay.mixing.request import Availability, DrawRequest
 from replay.questions.filters.query import QueryResult
 from replay.questions.runs import FINISHED, progress
 from replay.records import ELIGIBLE, STATES
-from replay.sampling.samplers import SAMPLERS, RankedSampler, Sampler, make_sampler
+from replay.sampling.samplers import SAMPLERS, Sampler, make_sampler
 from replay.sampling.selection import SelectedRow
 from replay.sampling.trial import TrialDraw
 from replay.storage.format.schema import groups, iterations, metrics, policies, sampler_state, trajectories
@@ -91,9 +91,6 @@ def preview(
         query = sa.select(groups.c.task).where(groups.c.run == record.id).group_by(groups.c.task)
         tried = list(connection.scalars(query.order_by(*longest_ago)))
     sampler = sampler or _built_in(config)
-    if isinstance(sampler, RankedSampler) and sampler.measured:
-        rule = "be stored where no policy is loaded"
-        raise WrongSettings(f"replay.sampler_options.policy must {rule}, got current. Preview it with policy: stored.")
     goes_on = now.sampler is not None and now.sampler.get("name") == sampler.title
     if now.sampler is not None and goes_on:
         sampler.load_state(now.sampler)

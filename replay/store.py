@@ -27,8 +27,8 @@ from replay.records import (
     TaskRecord,
     Trajectory,
 )
-from replay.sampling.base_sampler import RankedSampler, Sampler
-from replay.sampling.draw import Candidates, Measure, RunDraws
+from replay.sampling.base_sampler import Sampler
+from replay.sampling.draw import RunDraws
 from replay.sampling.trial import TrialDraw
 from replay.storage import counters, draw_records, read, retention, sessions, tombstones, write
 from replay.storage.collecting import fresh_groups, never_drawn
@@ -176,11 +176,11 @@ class ReplayStore:
         with self._run_draws(request) as run_draws, self._database.reading() as connection:
             yield run_draws.trial(connection, request, sampler)
 
-    def draw(self, request: DrawRequest, sampler: Sampler, *, measure: Measure | None = None) -> list[BatchRow]:
+    def draw(self, request: DrawRequest, sampler: Sampler) -> list[BatchRow]:
         """Select and reserve rows in the order of the picks; fewer than requested if there are not enough.
 
-        A corrupt row is quarantined, and another is drawn. `measure` is called outside any transaction, for a sampler
-        that chooses by the current policy. Raises ReplayError if rows of a named source are not comparable.
+        A corrupt row is quarantined, and another is drawn. Raises ReplayError if rows of a named source are not
+        comparable.
         """
         checked([request], "draw of iteration", "iteration")
         begun = sampler.state()
@@ -188,27 +188,13 @@ class ReplayStore:
         def drawn() -> list[BatchRow]:
             sampler.load_state(begun)
             with self._run_draws(request) as run_draws:
-                candidates = self._measured(run_draws, request, sampler, measure)
-                if candidates is None:
-                    # Many rows may be new. Writers need not wait until they are read and weighed.
-                    with self._database.reading() as connection:
-                        run_draws.prepare(connection, request, sampler)
+                # Many rows may be new. Writers need not wait until they are read and weighed.
+                with self._database.reading() as connection:
+                    run_draws.prepare(connection, request, sampler)
                 with self._writing(request.run) as connection:
-                    return run_draws.draw(connection, request, sampler, candidates)
+                    return run_draws.draw(connection, request, sampler)
 
         return retried(drawn)
-
-    def _measured(
-        self, run_draws: RunDraws, request: DrawRequest, sampler: Sampler, measure: Measure | None
-    ) -> Candidates | None:
-        if not (isinstance(sampler, RankedSampler) and sampler.measured):
-            return None
-        if measure is None:
-            raise ValueError(f"measure must be given for sampler {sampler.title} by the current policy, got None.")
-        with self._database.reading() as connection:
-            ids, whole, corrupt = run_draws.read_candidates(connection, request, sampler)
-        values = measure(list(whole.values())) if whole else []
-        return Candidates(ids, dict(zip(whole, values, strict=True)), corrupt)
 
     @contextmanager
     def _run_draws(self, request: DrawRequest) -> Iterator[RunDraws]:

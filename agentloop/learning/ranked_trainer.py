@@ -20,7 +20,7 @@ from agentloop.models.adapters import WithoutAdapters, load_policy, reference_po
 from agentloop.models.policy_weights import PolicyWeights, RowScores, shard
 from agentloop.runs.checkpoint import seed_process
 from context.authors import AuthorTable
-from replay.records import BatchRow, Trajectory
+from replay.records import BatchRow
 
 T = TypeVar("T")
 _TRAINER, _WEIGHTS = "trainer", "weights"
@@ -102,9 +102,6 @@ class RankedTrainer:
 
     def score_only(self, rows: Sequence[BatchRow]) -> UpdateResult:
         return _together(self._ranks, _TRAINER, self._trainer.score_only, rows)
-
-    def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        return _together(self._ranks, _TRAINER, self._trainer.mean_entropies, trajectories)
 
     def save(self, folder: Path) -> None:
         _together(self._ranks, _TRAINER, self._trainer.save, folder)

@@ -16,14 +16,14 @@ from agentloop.distributed.tensor_files import read_tensors, write_tensors
 from agentloop.learning.batch import Batch, ScoredBatch, build_batch, plan_optimizer_steps
 from agentloop.learning.critic_update import CriticLearner, CriticLog, value_metrics, with_values
 from agentloop.learning.optimizer import RECOMPUTED, PolicyLog, WeightOptimizer
-from agentloop.learning.passes import accumulate_gradients, check_behavior, corrected, score, score_batch
+from agentloop.learning.passes import accumulate_gradients, check_behavior, corrected, score_batch
 from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.update_stats import UpdateResult, UpdateTotals, drift_of, fresh_entropy, update_result
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from agentloop.models.memory import choose_checkpointing, memory_suffices
 from context.authors import AuthorTable
-from replay.records import BatchRow, Trajectory
+from replay.records import BatchRow
 
 SAMPLING_GAP_BOUND = 1e-3
 """Nats: beyond it, log-probs that were stored when a row was sampled do not stand for old ones."""
@@ -198,16 +198,6 @@ class Trainer:
         drift = drift_of(scored)
         totals.scored, totals.approx_kl = drift.tokens, drift.kl_sum
         return update_result(scored, totals)
-
-    def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        """Compute each trajectory's entropy per action token, in nats; NaN if it has no action token."""
-        batch = build_batch([BatchRow(t) for t in trajectories], self._authors).to(self._actor.device)
-        _, entropies = score(self._actor, batch, max_tokens=self._config.batch.micro_batch_tokens, ranks=self._ranks)
-        sums = entropies.new_zeros((2, len(trajectories)))
-        sums[0].index_add_(0, batch.trajectory, torch.where(batch.response_mask, entropies, 0.0).sum(dim=1))
-        sums[1].index_add_(0, batch.trajectory, batch.response_mask.sum(dim=1).to(sums.dtype))
-        means: list[float] = (sums[0] / sums[1]).tolist()
-        return means
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors of optimizer and critic, not copies."""

@@ -138,8 +138,7 @@ class Loop:
         """Reserve this iteration's rows, fresh ones first, and mix the batch."""
         store, request = self._store, planned.request
         own = self.collection.reserve(request, fresh)
-        measure = self.components.trainer.mean_entropies
-        drawn = store.draw(request, self.components.sampler, measure=measure) if request.picks else []
+        drawn = store.draw(request, self.components.sampler) if request.picks else []
         if not fresh.trajectories and not drawn:
             raise TrainingStopped(
                 f"a batch must hold a trajectory, got none in iteration {request.iteration}: all rows were to be "

@@ -177,21 +177,3 @@ class Sampler(ABC):
                 f"Set replay.sampler: {state['name']}, or start a new run."
             )
         self._bits.state = state["random"]
-
-
-class RankedSampler(Sampler):
-    """A ranked sampler draws candidates by weight and takes those with the lowest scores. Ties are broken at random."""
-
-    @property
-    @abstractmethod
-    def pool(self) -> int:
-        """Candidates per requested row."""
-
-    @property
-    def measured(self) -> bool:
-        """Whether scores are mean entropies by the current policy. If so, the training loop measures the candidates."""
-        return False
-
-    @abstractmethod
-    def scores(self, rows: Rows) -> Floats:
-        """Return the scores [N] of the rows. Rows with the lowest scores are taken."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import sqlalchemy as sa
 
 from replay.mixing.request import DrawRequest, Pick
 from replay.records import REPLAY, BatchRow, Trajectory
-from replay.sampling.base_sampler import RankedSampler, Sampler
+from replay.sampling.base_sampler import Sampler
 from replay.sampling.selection import SelectedRow, Selection
 from replay.sampling.trial import TrialDraw
 from replay.sampling.weights import EligibleRows
@@ -18,9 +18,6 @@ from replay.storage.draw_records import release, reserve
 from replay.storage.read import Loaded, load, quarantine
 
 _log = logging.getLogger(__name__)
-
-Measure = Callable[[Sequence[Trajectory]], Sequence[float]]
-"""A function that measures mean entropies with the current policy, in nats per action token, one per trajectory."""
 
 
 class RunDraws:
@@ -30,19 +27,12 @@ class RunDraws:
         self.run = run
         self._eligible = EligibleRows(run)
 
-    def draw(
-        self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None
-    ) -> list[BatchRow]:
+    def draw(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> list[BatchRow]:
         """Draw rows for each pick in turn, and reserve them for the request's slots, replacing earlier reservations."""
         release(connection, request.run, request.iteration, request.slots, stream=REPLAY)
         self._eligible.refresh(connection, request)
         selection = Selection(self._eligible, request, sampler)
-        if candidates is None:
-            chosen = [selection.choose(pick) for pick in request.picks]
-        else:
-            _quarantine(connection, candidates.corrupt)
-            measured = zip(request.picks, candidates.ids, strict=True)
-            chosen = [selection.choose_best(ids, candidates.scores, pick) for pick, ids in measured]
+        chosen = [selection.choose(pick) for pick in request.picks]
         drawn = self._read(connection, selection, request.picks, chosen)
         largest = max((row.correction for row, _ in drawn), default=1.0)
         records = [
@@ -56,16 +46,6 @@ class RunDraws:
         """Refresh and weigh the rows ahead of a draw, so that other writers wait less for the draw itself."""
         self._eligible.refresh(connection, request)
         self._eligible.weigh_for_picks(request, sampler)
-
-    def read_candidates(
-        self, connection: sa.Connection, request: DrawRequest, sampler: RankedSampler
-    ) -> tuple[list[list[str]], dict[str, Trajectory], dict[str, str]]:
-        """Return the candidate ids of each pick, the candidates that could be read, and why others could not."""
-        self._eligible.refresh(connection, request)
-        selection, names = Selection(self._eligible, request, sampler), self._eligible.index.ids
-        ids = [[names[at] for at in selection.draw_candidates(pick, sampler.pool).tolist()] for pick in request.picks]
-        loaded = self._load(connection, list(dict.fromkeys(id for each in ids for id in each)))
-        return ids, loaded.whole, loaded.corrupt
 
     def trial(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> TrialDraw:
         """Return a trial of the next draw. The picks of `request` play no part."""
@@ -115,17 +95,6 @@ class RunDraws:
                 loaded.corrupt[id] = f"token {most} beyond the {vocab_size} of the vocabulary of run {self.run}"
                 del loaded.whole[id]
         return loaded
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """The measured candidates of a ranked sampler."""
-
-    ids: list[list[str]]
-    """Candidate ids of each pick."""
-    scores: Mapping[str, float]
-    corrupt: Mapping[str, str]
-    """Reasons why candidates could not be read, by id."""
 
 
 def _quarantine(connection: sa.Connection, corrupt: Mapping[str, str]) -> None:

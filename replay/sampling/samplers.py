@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
-from replay.sampling.base_sampler import Floats, RankedSampler, Rows, Sampler
+from replay.sampling.base_sampler import Floats, Rows, Sampler
 
-__all__ = ["SAMPLERS", "RankedSampler", "Rows", "Sampler", "make_sampler", "successes"]
+__all__ = ["SAMPLERS", "EntropySampler", "Rows", "Sampler", "make_sampler", "successes"]
 
 
 class UniformSampler(Sampler):
@@ -152,38 +152,23 @@ class AdvantageSampler(Sampler):
         return float((rows * probability) ** -self.options.beta)
 
 
-class EntropySampler(RankedSampler):
+class EntropySampler(Sampler):
     """The rows of lowest mean entropy are taken from `pool` random candidates per requested row (ExGRPO,
     arXiv:2510.02245).
 
-    Policy `stored` uses the entropy when the row was sampled; `current` is measured by the policy that is about to
-    learn. No signal: rows of equal entropy are taken evenly. A row taken by rank has no probability.
+    The entropy is that of the policy that sampled the row; ExGRPO names the current policy's. No signal: rows of equal
+    entropy are taken evenly. A row taken by rank has no probability.
     """
 
     name = "entropy"
+    needs = ("mean_entropy",)
 
     @dataclass(frozen=True)
     class Options:
-        policy: Literal["stored", "current"] = "stored"
         pool: Annotated[int, Field(ge=1, lt=2**63)] = 4
-
-    @property
-    def needs(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on the options
-        return () if self.measured else ("mean_entropy",)
-
-    @property
-    def pool(self) -> int:
-        return int(self.options.pool)
-
-    @property
-    def measured(self) -> bool:
-        return bool(self.options.policy == "current")
 
     def weights(self, rows: Rows) -> Floats:
         return np.ones(len(rows))
-
-    def scores(self, rows: Rows) -> Floats:
-        return rows.mean_entropy
 
 
 class FreshnessSampler(AdvantageSampler):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.mixing.request import DrawRequest, Pick
-from replay.sampling.base_sampler import RankedSampler, Rows, Sampler
+from replay.sampling.base_sampler import Sampler
+from replay.sampling.samplers import EntropySampler
 from replay.sampling.weights import EligibleRows, Weights
 
 Positions = npt.NDArray[np.intp]
@@ -34,7 +35,7 @@ class Selection:
     def __init__(self, eligible: EligibleRows, request: DrawRequest, sampler: Sampler) -> None:
         self._by_source = eligible.weigh_for_picks(request, sampler)
         self._sampler, self._random = sampler, sampler.random
-        self._index, self._request = eligible.index, request
+        self._index = eligible.index
         self._columns = self._index.columns
         self._taken: list[int] = []
         self._counts: dict[str, Counter[int]] = {"task": Counter(), "group": Counter()}
@@ -45,9 +46,8 @@ class Selection:
         """Choose at most `pick.count` of the rows that fit the pick; for the unit `group`, whole groups."""
         if pick.unit == "group":
             return self._groups(pick)
-        if isinstance(self._sampler, RankedSampler):
-            candidates = self.draw_candidates(pick, self._sampler.pool)
-            return self._best(candidates, self._sampler.scores(Rows(self._columns, candidates, self._request)), pick)
+        if isinstance(self._sampler, EntropySampler):
+            return self._surest(pick, pool=self._sampler.options.pool)
         there, weights = self._left(pick)
         chosen: list[int] = []
         for at in draw_in_turn(weights, pick.count, self._random):
@@ -59,27 +59,15 @@ class Selection:
         corrections = [self._sampler.correction(share, number) for share in shares]
         return [SelectedRow(*row) for row in zip(there[chosen].tolist(), shares, corrections, strict=True)]
 
-    def draw_candidates(self, pick: Pick, pool: int) -> Positions:
-        """Draw the candidates that a ranked sampler ranks. `pool` is their number per requested row."""
+    def _surest(self, pick: Pick, *, pool: int) -> list[SelectedRow]:
+        """Choose the rows of lowest mean entropy from `pool` random candidates per requested row."""
         there, weights = self._left(pick)
         drawn = list(islice(draw_in_turn(weights, pick.count * pool, self._random), pick.count * pool))
-        return there[np.array(drawn, np.intp)]
-
-    def choose_best(self, ids: Sequence[str], scores: Mapping[str, float], pick: Pick) -> list[SelectedRow]:
-        """Choose the best of candidates that were measured earlier. Candidates that have gone since are skipped."""
-        found = [(self._index.position(id), scores.get(id, np.nan)) for id in ids]
-        there = [(position, score) for position, score in found if position is not None]
-        positions: Positions = np.array([position for position, _ in there], np.intp)
-        return self._best(positions, np.array([score for _, score in there]), pick)
-
-    def _best(self, candidates: Positions, scores: npt.NDArray[np.float64], pick: Pick) -> list[SelectedRow]:
-        """Return the drawable candidates with the lowest scores. A candidate whose score is NaN is never taken."""
-        allowed = self._by_source[pick.source].mask
+        candidates = there[np.array(drawn, np.intp)]
         chosen: list[SelectedRow] = []
-        for at in np.argsort(scores, kind="stable").tolist():
+        for at in np.argsort(self._columns["mean_entropy"][candidates], kind="stable").tolist():
             position = int(candidates[at])
-            known = allowed[position] and not np.isnan(scores[at])
-            if len(chosen) < pick.count and known and position not in self._taken and self._take([position]):
+            if len(chosen) < pick.count and self._take([position]):
                 chosen.append(SelectedRow(position, probability=None))
         return chosen
 
@@ -109,7 +97,7 @@ class Selection:
 
     def _groups(self, pick: Pick) -> list[SelectedRow]:
         """Choose whole groups. A group weighs the mean of its members, every one of which must be drawable."""
-        if isinstance(self._sampler, RankedSampler):
+        if isinstance(self._sampler, EntropySampler):
             raise ValueError(
                 f"replay.sampler must weigh rows to draw whole groups, got {self._sampler.title}, which ranks them. "
                 "Use another one, or draw single rows."

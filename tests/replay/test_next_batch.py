@@ -87,7 +87,6 @@ def test_plan_tells_planned_and_achieved(three_iterations: ReplayStore) -> None:
     [
         ({"fraction": 1.5}, "replay.fraction must be less than or equal to 1, got 1.5."),
         ({"fractoin": 0.5}, "replay.fractoin must be a known key, got an unknown one."),
-        ({"sampler": "entropy", "sampler_options": {"policy": "current"}}, "stored where no policy is loaded"),
     ],
 )
 def test_wrong_settings_are_refused_by_rule(three_iterations: ReplayStore, given: dict[str, Any], message: str) -> None:

@@ -1,6 +1,4 @@
 import math
-from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -9,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replay import ReplayStore, Rows, Sampler, Trajectory
-from replay.mixing.request import DrawRequest, Limits
+from replay import Rows, Sampler
+from replay.mixing.request import DrawRequest
 from replay.sampling.samplers import SAMPLERS, make_sampler
 from replay.sampling.selection import draw_in_turn
-from tests.fakes.records import Fresh, draw, new_store, request, sql
+from tests.fakes.records import Fresh, draw, new_store, request
 
 # Rows of a buffer made by hand: four of each of these groups of eight, by successes of the group.
 SUCCESSES = (0, 2, 4, 6, 8)
@@ -119,7 +117,7 @@ def test_drawing_in_turn_is_drawing_again_and_again_without_what_was_drawn() -> 
     assert next(draw_in_turn(np.array([1e-300, 1e300, 1e-320]), 1, random)) == 1
 
 
-def drawn_entropies(path: Path, options: dict[str, Any], measured: dict[float, float] | None = None) -> list[float]:
+def drawn_entropies(path: Path, options: dict[str, Any]) -> list[float]:
     """Entropies of three rows drawn from ten of 0 to 0.8 and one that is unknown; in order of the draw."""
     store = new_store(path)
     collected = Fresh(1, rates=(0.5,), size=10)
@@ -129,10 +127,7 @@ def drawn_entropies(path: Path, options: dict[str, Any], measured: dict[float, f
     ]
     collected.append_to(store)
 
-    def measure(rows: Sequence[Trajectory]) -> list[float]:
-        return [(measured or {}).get(values[row.id] or 0.0, math.nan) for row in rows]
-
-    drawn = store.draw(request(2, 3), make_sampler("entropy", 1, options), measure=measure)
+    drawn = store.draw(request(2, 3), make_sampler("entropy", 1, options))
     assert {row.draw.probability for row in drawn} <= {None}
     return [values[row.trajectory.id] or 0.0 for row in drawn]
 
@@ -145,17 +140,9 @@ def test_entropy_takes_the_surest_and_never_the_unknown(tmp_path: Path) -> None:
     assert found[-1] <= 0.5
 
 
-def test_entropy_of_the_current_policy_is_measured_and_what_it_cannot_tell_is_left_out(tmp_path: Path) -> None:
-    # Stored entropies say nothing; some rows have no measured one.
-    measured = {0.0: 5.0, 0.1: 4.0, 0.2: 3.0, 0.3: 2.0, 0.4: 1.0, 0.5: 0.0}
-    assert drawn_entropies(tmp_path / "a", {"policy": "current", "pool": 9}, measured) == [0.5, 0.4, 0.3]
-    assert drawn_entropies(tmp_path / "b", {"policy": "current", "pool": 9}, {0.1: 4.0, 0.2: 3.0}) == [0.2, 0.1]
-
-
 WRONG_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("recency", {"halflife": 2}, "must hold options of recency, got 'halflife'. Did you mean half_life"),
     ("recency", {"half_life": -1}, r"replay.sampler_options.half_life must be greater than 0, got -1"),
-    ("entropy", {"policy": "newest"}, r"replay.sampler_options.policy must be 'stored' .*, got 'newest'"),
     ("fifo_window", {"window": 2.5}, r"replay.sampler_options.window must be a valid integer, got 2.5"),
     ("uniform", {"x": 1}, r"must hold options of uniform, got 'x'. There is none"),
 ]
@@ -165,22 +152,6 @@ WRONG_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
 def test_options_are_checked(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_sampler(name, 0, options)
-
-
-def test_candidates_that_were_used_up_while_they_were_measured_are_not_drawn(tmp_path: Path) -> None:
-    store = new_store(tmp_path / "replay.sqlite")
-    Fresh(1, rates=(0.5,), size=4).append_to(store)
-    asked = replace(request(3, 2), limits=Limits(successful_only=False, max_uses=1))
-
-    def measure(rows: Sequence[Trajectory]) -> list[float]:
-        assert len(rows) == 4
-        with closing(ReplayStore.open(tmp_path / "replay.sqlite")) as other:
-            assert len(other.draw(replace(asked, iteration=2, policy_version=1), make_sampler("uniform", 1))) == 2
-        return [0.0] * len(rows)
-
-    drawn = store.draw(asked, make_sampler("entropy", 1, {"policy": "current", "pool": 9}), measure=measure)
-    used = sql(tmp_path / "replay.sqlite", "select trajectory from draws where iteration = 2 and stream = 'replay'")
-    assert len({row.trajectory.id for row in drawn} - {id for (id,) in used}) == len(drawn) == 2
 
 
 @pytest.mark.parametrize("wrong", [np.full(10, -1.0), np.full(10, np.nan), np.full(10, np.inf), np.ones(3), 1.0])
