@@ -6,7 +6,6 @@ facts. Until then a resume restores their state, so that a resumed run draws wha
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,7 +37,6 @@ class Capacity(Section):
     rows: Positive | None = Field(None, description="Most rows.")
     bytes: Positive | None = Field(None, description="Most bytes of their tokens and messages, compressed.")
     age: Positive | None = Field(None, description="Most iterations since a row was collected.")
-    per_task: Positive | None = Field(None, description="Most rows of one task.")
 
     def __bool__(self) -> bool:
         return self != Capacity()
@@ -59,7 +57,6 @@ class Evicted:
 @dataclass(frozen=True)
 class StoredRow:
     id: str
-    task: str
     state: str
     """The state that a resume restores; `redacted` for a redacted row, whose state was always evicted."""
     bytes: int
@@ -90,8 +87,6 @@ def over_capacity(
 
     if capacity.age is not None:
         add("age", _streamed(connection, may_go, _rows.iteration < iteration - capacity.age))
-    if capacity.per_task is not None:
-        add("per_task", _over_per_task(connection, run, may_go, capacity.per_task, gone))
     if capacity.rows is not None:
         count = connection.scalar(sa.select(_COUNT).where(_kept(run))) or 0
         add("rows", _oldest(connection, may_go, gone, rows=count - len(gone) - capacity.rows))
@@ -154,23 +149,10 @@ def _streamed(
 ) -> Iterator[StoredRow]:
     """Yield the rows that meet the conditions, the oldest first, with one page of rows in memory."""
     state = sa.case((_rows.state == EVICTED, REDACTED), else_=_rows.state)
-    query = sa.select(_rows.id, _rows.task, state, _SIZE).where(*conditions)
+    query = sa.select(_rows.id, state, _SIZE).where(*conditions)
     order = [sa.case((_rows.state == ELIGIBLE, 1), else_=0)] if drawable_last else []
     with connection.execute(query.order_by(*order, *_ORDER).execution_options(yield_per=_PAGE)) as found:
         yield from (StoredRow(*row) for row in found)
-
-
-def _over_per_task(
-    connection: sa.Connection, run: str, may_go: sa.ColumnElement[bool], limit: int, gone: set[str]
-) -> Iterator[StoredRow]:
-    crowded = sa.select(_rows.task).where(_kept(run)).group_by(_rows.task).having(limit < _COUNT)
-    left = Counter({task: int(count) for task, count in connection.execute(crowded.add_columns(_COUNT))})
-    rows = list(_streamed(connection, may_go, _rows.task.in_(crowded), drawable_last=True)) if left else []
-    left.subtract(row.task for row in rows if row.id in gone)
-    for row in rows:
-        if row.id not in gone and left[row.task] > limit:
-            left[row.task] -= 1
-            yield row
 
 
 def _oldest(

@@ -49,11 +49,9 @@ def rows_of(iteration: int, slots: range = range(8)) -> list[tuple[int, int]]:
     [
         # After iteration 4: 4 - 2 = 2, so rows of iterations before the second.
         ({"age": 2}, rows_of(1)),
-        # All are of one task: 32 - 20.
-        ({"per_task": 20}, rows_of(1) + rows_of(2, range(4))),
         # 8 by age; of the 24 left, 4 more.
         ({"age": 2, "rows": 20}, rows_of(1) + rows_of(2, range(4))),
-        ({"age": 100, "rows": 100, "bytes": 10**9, "per_task": 100}, []),
+        ({"age": 100, "rows": 100, "bytes": 10**9}, []),
         # The iteration itself stays, whatever the limit.
         ({"rows": 1}, rows_of(1) + rows_of(2) + rows_of(3)),
     ],
