@@ -55,7 +55,7 @@ FAMILIES = {
         level=0.5,
         first=512,
         ends_at_level=False,
-        without=(),
+        without=("brief", "brief_rewarded"),
         found=(2, 2e-5),
     ),
     "textworld": Family(
@@ -77,7 +77,7 @@ FAMILIES = {
         level=0.35,
         first=512,
         ends_at_level=True,
-        without=("state_values",),  # one reply to each question
+        without=("state_values", "brief", "brief_rewarded"),  # one reply to each question
         found=None,
     ),
 }

@@ -29,6 +29,8 @@ NEWEST, BUDGET = 256, 768
 """Fresh episodes whose success is compared with the level, and most of a run."""
 TUNED = [(epochs, rate) for epochs in (1, 2, 3) for rate in (1e-5, 2e-5, 4e-5, 8e-5)]
 PINNED: Settings = {"compute.autocast": "bfloat16"}
+BRIEF: Settings = {"reward.environment": 0.0, "reward.functions": [{"function": "benchmarks/_brief_wins.py:brief"}]}
+"""Another reward than the start models' runs had."""
 ARMS: Mapping[str, Settings] = {
     "on_policy": {},
     "on_policy_3": {"batch.ppo_epochs": 3},
@@ -41,6 +43,8 @@ ARMS: Mapping[str, Settings] = {
         "replay.shortfall": "shrink",
     },
     "state_values": {"advantage.credit": "state"},
+    "brief": {"replay.fraction": 0.25, **BRIEF},
+    "brief_rewarded": {"replay.fraction": 0.25, **BRIEF},
     **{f"tune_{epochs}_{rate:g}": {} for epochs, rate in TUNED},
 }
 _FACTS = """
@@ -51,7 +55,7 @@ _FACTS = """
             round(max(case when name = 'time/iteration' then value end), 1) as wall
         from metrics group by iteration
     )
-    select count(*), replayed, avg(t.success), sum(t.num_action_tokens),
+    select count(*), replayed, avg(t.reward >= 1), sum(t.num_action_tokens),
         (select optimizer_steps from iterations i where i.run = t.run and i.iteration = t.iteration),
         wall, sum(t.num_turns), collected, updated, sum(t.advantage <> 0)
     from trajectories t join named using (iteration)
@@ -80,8 +84,11 @@ def settings(family: Family, arm: str, seed: int, data: Path) -> dict[str, Any]:
         raise SystemExit("The control must be tuned before arms are compared. Run --arms tune_..., and write `found`.")
     epochs, rate = tuned
     fresh = 24 if ARMS[arm].get("replay.fraction") == 0.25 else 32
-    # The other run has another start model and other tasks.
-    other = {"earlier": str(data.with_name(f"replay_instead-{(seed + 1) % 5}"))}
+    attached = {
+        # The other run has another start model and other tasks.
+        "earlier_run": {"earlier": str(data.with_name(f"replay_instead-{(seed + 1) % 5}"))},
+        "brief_rewarded": {"before": str(data.with_name(f"rewarded-{seed}.jsonl"))},
+    }
     return {
         "run.seed": seed,
         "run.iterations": -(-BUDGET // fresh),
@@ -97,7 +104,7 @@ def settings(family: Family, arm: str, seed: int, data: Path) -> dict[str, Any]:
         **PINNED,
         **family.training,
         **ARMS[arm],
-        **({"replay.attach": other} if arm == "earlier_run" else {}),
+        **({"replay.attach": attached[arm]} if arm in attached else {}),
     }
 
 
@@ -111,6 +118,16 @@ def start_model(family: Family, seed: int, folder: Path) -> Path:
         result, _ = _trained.run("sft", family.sft, {**place, **PINNED, "run.seed": seed})
         (Path(result["folder"]) / "model").rename(made)
     return made
+
+
+def earlier_model(seed: int, folder: Path) -> Path:
+    """The last policy of a run with the family's own reward, whose rows are written with the other reward."""
+    run, rows = folder / f"replay_instead-{seed}", folder / f"rows-{seed}.jsonl"
+    rewarded = folder / f"rewarded-{seed}.jsonl"
+    if not rewarded.exists():
+        _trained.typed("agentloop", "replay", "export", run, rows, folder=ROOT)
+        _trained.typed("examples.changed_reward", rows, rewarded, "benchmarks/_brief_wins.py:brief_row", folder=ROOT)
+    return run / "model"
 
 
 def facts(run: Path) -> list[Iteration]:
@@ -151,7 +168,8 @@ def part(run: Path, family: Family, arm: str, seed: int, minutes: float) -> tupl
         return 0.0, True
     folder = run.parent
     given = settings(family, arm, seed, folder / f"data-{seed}")
-    given |= {"model.path": str(start_model(family, seed, folder))}
+    start = earlier_model(seed, folder) if arm.startswith("brief") else start_model(family, seed, folder)
+    given |= {"model.path": str(start)}
     sets = [word for key, value in given.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     going_on = any((run / "checkpoints").glob("*"))
     words = [str(run), "--resume"] if going_on else [family.train, "--run", str(run), *sets]

@@ -23,7 +23,7 @@ def iterations(*successes: float, fresh: int = 64) -> list[Iteration]:
 
 def test_facts_of_a_run_are_of_its_own_rows_in_iterations_that_have_ended(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "replay.sqlite")) as database, database:
-        columns = "run, iteration, source, state, success, advantage, num_action_tokens, num_turns"
+        columns = "run, iteration, source, state, reward, advantage, num_action_tokens, num_turns"
         database.execute(f"create table trajectories ({columns})")
         database.execute("create table iterations (run, iteration, optimizer_steps)")
         database.execute("create table metrics (run, iteration, name, value)")
@@ -73,7 +73,7 @@ def test_every_arm_is_a_configuration_with_as_many_steps_for_as_many_fresh_episo
     given = [f"{key}={json.dumps(value)}" for key, value in settings(tuned, arm, 0, Path("data")).items()]
     config = load_config(Path(tuned.train), given)
     fresh = round(config.batch.trajectories * (1 - config.replay.fraction))
-    assert fresh == (24 if arm in ("replay_instead", "earlier_run") else 32)
+    assert fresh == (32 if config.replay.fraction in (0.0, 1 / 3) else 24)
     assert config.batch.trajectories / config.batch.mini_batch == 4
     assert config.run.iterations * fresh == 768
 
