@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from replay.mixing.apportion import Remainders, group_sizes
-from replay.mixing.mix_settings import SAME_TASK, MixRule, Unit, progress_at
+from replay.mixing.mix_settings import SAME_TASK, MixRule, Unit
 from replay.mixing.request import Availability, Pick
 
 _STATE = {"started": bool, "success_reached": bool, "starved_iterations": int}
@@ -114,7 +114,6 @@ class Mixer:
         start = self.rule.start
         return (
             iteration >= start.iteration
-            and progress_at(iteration, self.rule.iterations) >= start.progress
             and (start.success_rate is None or self.success_reached)
             and available.rows >= start.buffer
         )

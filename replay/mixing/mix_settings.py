@@ -5,9 +5,9 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from replay.setting_types import Fraction, NonNegative, Positive, Section
+from replay.setting_types import Fraction, Positive, Section
 
-Step = tuple[NonNegative, Fraction]
+Step = tuple[Fraction, Fraction]
 Unit = Literal["any", "trajectory", "task", "group"]
 
 SAME_TASK: frozenset[Unit] = frozenset({"trajectory", "task"})
@@ -21,17 +21,14 @@ class Schedule(Section):
         "constant", description="Course of replay.fraction: constant, to `final`, or in `steps`."
     )
     final: Fraction | None = Field(None, description="Share at `end` (linear, cosine).")
-    over: Literal["progress", "iterations"] = Field(
-        "progress", description="The unit of places: progress of the run from 0 to 1, or iterations from 1."
+    begin: Fraction | None = Field(
+        None, description="Progress of the run at which the course leaves replay.fraction (linear, cosine); null: 0."
     )
-    begin: NonNegative | None = Field(
-        None, description="Where the course leaves replay.fraction (linear, cosine); null: at the first iteration."
-    )
-    end: NonNegative | None = Field(
-        None, description="Where it reaches `final` (linear, cosine); null: at the last iteration."
+    end: Fraction | None = Field(
+        None, description="Progress of the run at which it reaches `final` (linear, cosine); null: 1."
     )
     steps: tuple[Step, ...] = Field(
-        (), description="[place, share] pairs, each share holding from its place on (step), e.g. [[0.5, 0.1]]."
+        (), description="[progress, share] pairs, each share holding from there on (step), e.g. [[0.5, 0.1]]."
     )
 
     @model_validator(mode="after")
@@ -55,24 +52,17 @@ class Schedule(Section):
         places = [place for place, _ in self.steps]
         if sorted(set(places)) != places:
             raise ValueError(f"replay.schedule.steps must have ascending places, got {places}. Sort them.")
-        beyond = [place for place in (self.begin, self.end, *places) if place is not None and place > 1]
-        if self.over == "progress" and beyond:
-            raise ValueError(
-                f"replay.schedule.over must be iterations for a place beyond 1, got {beyond[0]:g} of progress. "
-                "Set replay.schedule.over: iterations."
-            )
         return self
 
     def share_at(self, first: float, iteration: int, iterations: int) -> float:
         """Return the share of 1-based `iteration` in a run of `iterations`. `first` is `replay.fraction`."""
-        place = progress_at(iteration, iterations) if self.over == "progress" else float(iteration)
+        place = min(1.0, (iteration - 1) / max(1, iterations - 1))  # 0 in the first iteration, 1 in the last
         if self.shape == "step":
             return next((share for start, share in reversed(self.steps) if place >= start), first)
         if self.final is None:
             return first
-        earliest, latest = (0.0, 1.0) if self.over == "progress" else (1.0, float(iterations))
-        begin = earliest if self.begin is None else self.begin
-        length = (latest if self.end is None else self.end) - begin
+        begin = 0.0 if self.begin is None else self.begin
+        length = (1.0 if self.end is None else self.end) - begin
         done = min(1.0, max(0.0, (place - begin) / length)) if length > 0 else float(place > begin)
         if self.shape == "cosine":
             done = (1 - math.cos(math.pi * done)) / 2
@@ -84,14 +74,8 @@ class Schedule(Section):
         return max(first, *(share for _, share in self.steps), first if self.final is None else self.final)
 
 
-def progress_at(iteration: int, iterations: int) -> float:
-    """Return the progress of a run at 1-based `iteration`: 0 at the first, 1 at the last."""
-    return min(1.0, (iteration - 1) / max(1, iterations - 1))
-
-
 class StartRule(Section):
     iteration: Positive = Field(1, description="First iteration with replay.")
-    progress: Fraction = Field(0.0, description="No replay before this share of the run.")
     success_rate: Fraction | None = Field(
         None, description="No replay before an iteration's fresh episodes succeed this often; once is enough."
     )

@@ -175,11 +175,9 @@ def fractions(replay: dict[str, Any]) -> list[float]:
         ({}, [0.4] * 5),
         ({"shape": "linear", "final": 0.0}, [0.4, 0.3, 0.2, 0.1, 0.0]),
         ({"shape": "linear", "final": 0.0, "begin": 0.5}, [0.4, 0.4, 0.4, 0.2, 0.0]),
-        ({"shape": "linear", "final": 0.0, "over": "iterations"}, [0.4, 0.3, 0.2, 0.1, 0.0]),
-        ({"shape": "linear", "final": 0.0, "over": "iterations", "begin": 2, "end": 4}, [0.4, 0.4, 0.2, 0.0, 0.0]),
+        ({"shape": "linear", "final": 0.0, "begin": 0.25, "end": 0.75}, [0.4, 0.4, 0.2, 0.0, 0.0]),
         ({"shape": "cosine", "final": 0.8}, [0.4, 0.4586, 0.6, 0.7414, 0.8]),  # 0.6 -+ 0.2 cos 45 degrees
-        ({"shape": "step", "steps": [[0.5, 0.1]]}, [0.4, 0.4, 0.1, 0.1, 0.1]),
-        ({"shape": "step", "over": "iterations", "steps": [[2, 0.1], [5, 0.9]]}, [0.4, 0.1, 0.1, 0.1, 0.9]),
+        ({"shape": "step", "steps": [[0.25, 0.1], [1.0, 0.9]]}, [0.4, 0.1, 0.1, 0.1, 0.9]),
     ],
 )
 def test_schedule_gives_each_iteration_its_share(schedule: dict[str, Any], course: list[float]) -> None:

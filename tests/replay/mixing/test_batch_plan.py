@@ -32,7 +32,7 @@ PLENTY = Availability(
 SCHEDULES = {
     "constant": lambda first: Schedule(),
     "linear": lambda first: Schedule(shape="linear", final=0.0),
-    "cosine": lambda first: Schedule(shape="cosine", final=first / 2, over="iterations", begin=10, end=90),
+    "cosine": lambda first: Schedule(shape="cosine", final=first / 2, begin=0.1, end=0.9),
     "step": lambda first: Schedule(shape="step", steps=((0.25, first / 3), (0.75, first))),
 }
 
@@ -197,7 +197,6 @@ def test_whatever_the_buffer_has_batches_are_well_formed(
 
 START: list[tuple[dict[str, Any], list[int]]] = [
     ({"start": StartRule(iteration=3)}, [0, 0, 12, 12]),
-    ({"start": StartRule(progress=0.5), "iterations": 5}, [0, 0, 12, 12]),  # of 5 iterations, the third is half way
     ({"start": StartRule(success_rate=0.3, iteration=3)}, [0, 0, 12, 12]),  # reached once, in iteration 2
     ({"start": StartRule(buffer=20)}, [0, 12, 6, 12]),  # it goes on when the buffer falls
 ]
