@@ -14,7 +14,7 @@ from benchmarks._pretrained_tables import COLUMNS, shown
 from benchmarks._replay_figures import percent_more, to_target
 from benchmarks.pretrained import ARMS, Iteration, facts, is_done, newest_success, reached, settings
 
-CALCULATOR, GAMES = FAMILIES["calculator_2e-05"], FAMILIES["textworld"]
+CALCULATOR, GAMES = FAMILIES["calculator"], FAMILIES["textworld"]
 
 
 def iterations(*successes: float, fresh: int = 64) -> list[Iteration]:
