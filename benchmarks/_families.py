@@ -23,8 +23,8 @@ class Family(NamedTuple):
     """False: every run has as many episodes, and its policy is evaluated in the end."""
     without: tuple[str, ...]
     """Arms that it cannot have."""
-    found: tuple[int, float] | None
-    """Epochs and learning rate that the control was tuned to, and every arm has; None: it is not tuned yet."""
+    found: tuple[int, float]
+    """Epochs and learning rate that the control was tuned to, and every arm has."""
 
 
 def _calculator(data: Path, seed: int) -> Sequence[Sequence[object]]:

@@ -79,10 +79,7 @@ class Iteration(NamedTuple):
 
 
 def settings(family: Family, arm: str, seed: int, data: Path) -> dict[str, Any]:
-    tuned = tuple(map(float, arm.split("_")[1:])) if arm.startswith("tune") else family.found
-    if tuned is None:
-        raise SystemExit("The control must be tuned before arms are compared. Run --arms tune_..., and write `found`.")
-    epochs, rate = tuned
+    epochs, rate = map(float, arm.split("_")[1:]) if arm.startswith("tune") else family.found
     fresh = 24 if ARMS[arm].get("replay.fraction") == 0.25 else 32
     attached = {
         # The other run has another start model and other tasks.

@@ -69,17 +69,9 @@ def test_costs_are_counted_to_the_iteration_that_reached_the_level() -> None:
 
 @pytest.mark.parametrize(("family", "arm"), [*product(FAMILIES, ARMS)])
 def test_every_arm_is_a_configuration_with_as_many_steps_for_as_many_fresh_episodes(family: str, arm: str) -> None:
-    tuned = FAMILIES[family]._replace(found=(2, 2e-5))
-    given = [f"{key}={json.dumps(value)}" for key, value in settings(tuned, arm, 0, Path("data")).items()]
-    config = load_config(Path(tuned.train), given)
+    given = [f"{key}={json.dumps(value)}" for key, value in settings(FAMILIES[family], arm, 0, Path("data")).items()]
+    config = load_config(Path(FAMILIES[family].train), given)
     fresh = round(config.batch.trajectories * (1 - config.replay.fraction))
     assert fresh == (32 if config.replay.fraction in (0.0, 1 / 3) else 24)
     assert config.batch.trajectories / config.batch.mini_batch == 4
     assert config.run.iterations * fresh == 768
-
-
-def test_arms_of_a_family_whose_control_is_not_tuned_are_refused() -> None:
-    untuned = CALCULATOR._replace(found=None)
-    with pytest.raises(SystemExit, match="must be tuned"):
-        settings(untuned, "replay_on_top", 0, Path("data"))
-    assert settings(untuned, "tune_1_1e-05", 0, Path("data"))["batch.ppo_epochs"] == 1
