@@ -78,6 +78,6 @@ FAMILIES = {
         first=512,
         ends_at_level=True,
         without=("brief", "brief_rewarded"),  # one reply to each question
-        found=(2, 2e-5),
+        found=(2, 1e-5),
     ),
 }

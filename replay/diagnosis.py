@@ -19,8 +19,8 @@ TOO_FAST, _ALIKE, NO_SIGNAL = "learning rate", "equal groups", "equal rewards"
 _ADVICE = {
     "successes": "Fewer episodes per batch don't help: try replay.hindsight where the environment can say what failed "
     "episodes did solve, or an easier start (agentloop sft, shorter tasks)",
-    "tools": "Try collection.by workers (rollout.engine vllm) with collection.max_staleness 1 or more, so that the "
-    "policy learns while tools work",
+    "tools": "Try replay.fraction 0.25, which takes fewer episodes, or collection.by workers (rollout.engine vllm) "
+    "with collection.max_staleness 1 or more, so that the policy learns while tools work",
     "repeated tool calls": "Declare tools deterministic where they are (@tool(deterministic=True)): repeated calls are "
     "then answered from memory",
     _ALIKE: "Other tasks, a higher rollout.temperature or, after sft, fewer sft.epochs make attempts at a task differ",

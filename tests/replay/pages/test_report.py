@@ -277,8 +277,9 @@ def test_facts_and_advice_are_said() -> None:
     assert found.text == (
         "16 successes expected per batch of fresh episodes; 50 % of the groups without a signal, 20 % as all "
         "attempts failed; 70 % of the tool calls repeated, 60 % answered from memory; 40 % of an episode's time in "
-        "tools, 60 % in replies. Try collection.by workers (rollout.engine vllm) with collection.max_staleness 1 or "
-        "more, so that the policy learns while tools work: docs/evidence.md."
+        "tools, 60 % in replies. Try replay.fraction 0.25, which takes fewer episodes, or collection.by workers "
+        "(rollout.engine vllm) with collection.max_staleness 1 or more, so that the policy learns while "
+        "tools work: docs/evidence.md."
     )
     found = regime(of(success=0.0), {"replay": {"hindsight": {"enable": True}}})
     assert found is not None and "Hindsight is on" in found.text  # and not: switch it on
