@@ -7,8 +7,6 @@ from replay.records import Trajectory
 
 TurnRewards = Callable[[Sequence[Trajectory]], Sequence[tuple[float, ...] | None]]
 """Gives the reward that each reply of each trajectory earned by itself; None where the turns are unknown."""
-TurnStates = Callable[[Sequence[Trajectory]], Sequence[tuple[str, ...] | None]]
-"""Gives the hash of the state before each reply of each trajectory; None where the turns are unknown."""
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ FAMILIES = {
         level=0.35,
         first=512,
         ends_at_level=True,
-        without=("state_values", "brief", "brief_rewarded"),  # one reply to each question
+        without=("brief", "brief_rewarded"),  # one reply to each question
         found=(2, 1e-5),
     ),
 }

@@ -42,7 +42,6 @@ ARMS: Mapping[str, Settings] = {
         "replay.fraction": 1 / 3,
         "replay.shortfall": "shrink",
     },
-    "state_values": {"advantage.credit": "state"},
     "brief": {"replay.fraction": 0.25, **BRIEF},
     "brief_rewarded": {"replay.fraction": 0.25, **BRIEF},
     **{f"tune_{epochs}_{rate:g}": {} for epochs, rate in TUNED},
@@ -219,7 +218,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, float]:
     parser.add_argument("--minutes", type=float, default=8.0, help="of a part, after which a checkpoint is made")
     given = parser.parse_args(arguments)
     family, results, folder = FAMILIES[given.family], results_of(given.family), given.folder / given.family
-    arms = given.arms or [arm for arm in TITLES if arm not in family.without]
+    arms = given.arms or [arm for arm in ARMS if arm in TITLES and arm not in family.without]
     folder.mkdir(parents=True, exist_ok=True)
     made = {(each["arm"], each["seed"]) for each in read(results)}
     for seed, arm in [(seed, arm) for seed in given.seeds for arm in arms] if given.run else ():

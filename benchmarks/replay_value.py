@@ -75,7 +75,6 @@ ARMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "replay": ("replay", _REPLAY),
     "hindsight": ("hindsight", _HINDSIGHT),
     "hindsight_last": ("hindsight", {**_HINDSIGHT, "replay.hindsight.window": 1}),
-    "state_values": ("on_policy", {"advantage.credit": "state"}),
     "on_policy_rerun": ("on_policy", {"rollout.replay_observations": False}),
 }
 """Whose tuned settings an arm has, and its own."""

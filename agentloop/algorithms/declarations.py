@@ -65,8 +65,8 @@ class Algorithm:
 
     stored_as: str | None = None
     """The algorithm of the stored advantages, which samplers read, if those of the training are computed later."""
-    credits: tuple[str, ...] = ("trajectory", "turn", "state")
-    """Values of `advantage.credit` that it goes with."""
+    credits_turns: bool = True
+    """It goes with `advantage.credit: turn`."""
     several_agents: bool = True
     """Agents of one episode may have rewards of their own."""
     greedy_episodes: bool = False

@@ -32,7 +32,7 @@ _DRAWN, _DEMONSTRATED = 100, 20
 """Number of tasks that are compared with each other, and of demonstrations that are judged."""
 _METHODS = (
     *("reward", "make_task", "task_from_row", "start", "tools_for", "call_tool", "respond", "close"),
-    *("turn_rewards", "state_key", "achieved", "demonstrate"),
+    *("turn_rewards", "achieved", "demonstrate"),
 )
 app = command_group(
     help="Look at an environment before anything is trained on it.",

@@ -40,8 +40,7 @@ GIVEN, LISTED = _other_than(None, words="given"), _other_than((), words="given")
 ABOVE_0 = _other_than(0, words="above 0")
 
 _ACTING: tuple[tuple[str, str, object], ...] = (
-    ("advantage.turn_gamma advantage.turn_coef", "advantage.credit", ["turn", "state"]),
-    ("advantage.state_max_age", "advantage.credit", "state"),
+    ("advantage.turn_gamma advantage.turn_coef", "advantage.credit", "turn"),
     ("collection.max_staleness", "collection.by", "workers"),
     ("critic", "algorithm", algorithms_where(lambda each: each.needs_critic)),
     ("engine.options engine.memory_share engine.transfer", "engine.serve", True),
@@ -80,8 +79,9 @@ def _rules_of_algorithm(each: Algorithm) -> Iterator[Rule]:
     same, critic = ("algorithm", each.name), f"The critic of {each.name} gives the advantages: remove it."
     if each.needs_critic:
         yield "advantage.normalise_batch", "none", *same, critic
-    by_turns = ", ".join(algorithms_where(lambda other: "turn" in other.credits))
-    yield "advantage.credit", [*each.credits], *same, critic if each.needs_critic else f"Use {by_turns}."
+    if not each.credits_turns:
+        others = ", ".join(algorithms_where(lambda other: other.credits_turns))
+        yield "advantage.credit", "trajectory", *same, critic if each.needs_critic else f"Use {others}."
     if not each.skips_equal_groups:
         names = ", ".join(algorithms_where(lambda other: other.skips_equal_groups))
         advice = f"Groups of equal rewards lack a signal by {names} alone: use one of these, or remove it."
@@ -95,15 +95,14 @@ def _rules_of_algorithm(each: Algorithm) -> Iterator[Rule]:
 _ROUNDS, _FUNCTION = "rollout.dynamic_sampling_rounds", "advantage.function"
 _RULES: tuple[Rule, ...] = (
     ("algorithm", "grpo", _FUNCTION, GIVEN, "The function takes its place: remove one of them."),
-    ("advantage.credit", ["trajectory", "state"], _FUNCTION, GIVEN, _NO_BASELINE),
+    ("advantage.credit", "trajectory", _FUNCTION, GIVEN, _NO_BASELINE),
     ("replay.baseline", ["stored", "shared", "split"], _FUNCTION, GIVEN, _WHOLE_GROUPS),
     *(rule for algorithm in ALGORITHMS.values() for rule in _rules_of_algorithm(algorithm)),
-    (_ROUNDS, 0, "advantage.credit", ["turn", "state"], "Groups of equal rewards teach by their turns: remove it."),
+    (_ROUNDS, 0, "advantage.credit", "turn", "Groups of equal rewards teach by their turns: remove it."),
     (_ROUNDS, 0, "replay.unit", ["trajectory", "task"], "Replayed rows are of planned tasks: use unit any."),
     (_ROUNDS, 0, "collection.by", "workers", _LOOP),
     ("rollout.engine", "vllm", "collection.by", "workers", "Workers sample from vLLM's engines alone."),
     ("replay.redact", None, "collection.by", "workers", _LOOP),
-    ("replay.redact", None, "advantage.credit", "state", "States are read off messages as they were."),
     ("collection.by", "loop", "engine.serve", True, "Or start agentloop engine, and set engine.urls."),
     ("engine.urls", (), "engine.serve", True, "The run starts its own: remove one of them."),
     ("tasks.data", GIVEN, "environment.name", "rows", "Its rows are the tasks."),

@@ -208,13 +208,6 @@ class Environment:
         `advantage.credit: turn` calls this on an instance that has played no episode.
         """
 
-    def state_key(self, task: Task, messages: Sequence[Message]) -> str | None:
-        """Name the state of the task after these messages; None: the messages since the last reply name the state.
-
-        `advantage.credit: state` calls this before each reply, on an instance that has played no episode.
-        """
-        return None
-
     def achieved(self, task: Task, messages: Sequence[Message]) -> Sequence[Achieved]:
         """Find other tasks that a conversation solved though it failed at `task`, for `replay.hindsight`.
 

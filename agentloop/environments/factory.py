@@ -44,7 +44,7 @@ from agentloop.environments.tools.tool_schema import (
 from agentloop.environments.tools.worker_threads import close_now
 from agentloop.errors import UserError, needing
 from agentloop.user_code import failing_as, file_of, is_given, load_class, load_function, text_of_given
-from context.authors import DEMONSTRATION, LLM, Author
+from context.authors import LLM, Author
 from context.messages import Message, content_hash, to_template
 from context.wording import suggest
 
@@ -163,22 +163,6 @@ class EnvironmentFactory:
                 "Mend it."
             )
         return rewards
-
-    def turn_states(self, task: Task, messages: Sequence[Message], *, task_hash: str) -> tuple[str, ...]:
-        """Hash the state before each reply, as a new instance names it; the first state is the task itself."""
-        opening, rule = len(task.messages()), f"{self.where}.state_key must return a text or None, got"
-        replies = [i for i, said in enumerate(messages) if i >= opening and said.author in (LLM, DEMONSTRATION)]
-        with failing_as(rule, f" for {quoted_task(task, messages)}. Mend it."):
-            environment = self.create()
-            keys = [environment.state_key(task, messages[:position]) for position in replies]
-        states = []
-        for after, position, key in zip([opening, *(i + 1 for i in replies)], replies, keys, strict=False):
-            if key is not None and not isinstance(key, str):
-                raise UserError(f"{rule} {key!r:.200}. Mend it.")
-            # Numbers of calls differ between episodes that are alike.
-            shown = [to_template(replace(said, tool_call_id=None)) for said in messages[after:position]]
-            states.append(content_hash({"task": task_hash, "shown": shown} if key is None else [task_hash, key]))
-        return tuple(states)
 
     @property
     def all_examples(self) -> tuple[Task, ...]:

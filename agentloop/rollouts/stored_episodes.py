@@ -58,10 +58,6 @@ class StoredEpisodes:
         """Compute the turn rewards of rows by their environment; None where they or the messages are unknown."""
         return [self._turn_rewards(row, episode) for row, episode in zip(rows, self.find(rows), strict=True)]
 
-    def turn_states(self, rows: Sequence[Trajectory]) -> list[tuple[str, ...] | None]:
-        """Compute the states of rows from their messages; None where the messages are unknown."""
-        return [self._turn_states(row, episode) for row, episode in zip(rows, self.find(rows), strict=True)]
-
     def _find_one(self, row: Trajectory, tasks: Mapping[str, TaskRecord]) -> StoredEpisode | None:
         record = row.record
         factory = self.environments.recorded(record.environment, record.environment_version)
@@ -85,9 +81,3 @@ class StoredEpisodes:
         if rewards is None and row.record.source == "self" and not factory.defines("turn_rewards"):
             return (0.0,) * replies  # its observations could have rewarded a reply, and rewarded none
         return rewards
-
-    def _turn_states(self, row: Trajectory, episode: StoredEpisode | None) -> tuple[str, ...] | None:
-        if episode is None:
-            return None
-        factory = self.environments.factory_for(episode.task)
-        return factory.turn_states(episode.task, episode.messages, task_hash=row.record.task)

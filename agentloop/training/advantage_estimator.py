@@ -20,7 +20,6 @@ from agentloop.errors import UserError
 from agentloop.learning.batch import member_of, members_of
 from agentloop.learning.own_algorithm import load_own_advantage
 from agentloop.records import TurnRewards
-from agentloop.training.state_values import StateValues
 from context.messages import canonical_json
 from context.tokens.loss_mask import response_mask
 from context.tokens.session_segments import sequences_of
@@ -30,11 +29,9 @@ _ONE_REWARD = " or ".join(algorithms_where(lambda algorithm: not algorithm.sever
 
 
 class AdvantageEstimator:
-    def __init__(
-        self, config: RunConfig, turn_rewards: TurnRewards | None = None, states: StateValues | None = None
-    ) -> None:
-        """Credit per turn needs `turn_rewards` or `states`. Raises UserError for an unusable `advantage.function`."""
-        self._config, self._turn_rewards, self.states = config, turn_rewards, states
+    def __init__(self, config: RunConfig, turn_rewards: TurnRewards | None = None) -> None:
+        """Credit per turn needs `turn_rewards`. Raises UserError for an unusable `advantage.function`."""
+        self._config, self._turn_rewards = config, turn_rewards
         self._authors = config.context.author_table()
         # With a critic, members are compared only for the stored advantages.
         self._algorithm = ALGORITHMS[ALGORITHMS[config.algorithm].stored_as or config.algorithm]
@@ -71,7 +68,7 @@ class AdvantageEstimator:
         if names and (changed or not ALGORITHMS[config.algorithm].several_agents):
             raise UserError(
                 f"environment.agent must give one reward for the episode under algorithm {_ONE_REWARD}, "
-                "advantage.normalise_batch or advantage.credit turn or state, got a reward for the agent "
+                "advantage.normalise_batch or advantage.credit turn, got a reward for the agent "
                 f"{names[0]}. Return one reward, or begin a new run with other settings."
             )
         for agent in names:
@@ -97,11 +94,8 @@ class AdvantageEstimator:
             others = [set(found) - {place} for place, found in enumerate(self._compared_positions(members, baseline))]
             metrics["replay/without_peers"] = sum(m.replayed and not o for m, o in zip(members, others, strict=True))
         rows = self._normalise(rows)
-        if self._config.advantage.credit != "trajectory":
-            if self._config.advantage.credit == "turn":
-                turns = self._credit_turn_rewards(rows, baseline)
-            else:
-                turns, metrics["advantage/known_states"] = self._credit_states(rows)
+        if self._config.advantage.credit == "turn":
+            turns = self._credit_turn_rewards(rows, baseline)
             rows = [self._spread_turns(row, values) for row, values in zip(rows, turns, strict=True)]
             metrics["advantage/unknown_turns"] = sum(row.token_advantages is None for row in rows)
         if baseline == "stored":
@@ -150,18 +144,6 @@ class AdvantageEstimator:
             terms = relative_turn_rewards(member, among, centre=centre, normalise_std=self._algorithm.divides)
             result.append(turn_advantages(row.advantage, terms, gamma=section.turn_gamma, coef=section.turn_coef))
         return result
-
-    def _credit_states(self, rows: Sequence[BatchRow]) -> tuple[list[list[float]], float]:
-        """Compute the advantages A_k = outcome + turn_coef (gamma^(K-1-k) R - V(s_k)) of each row's turns.
-
-        Where V is not known, A_k is the outcome. Also returns the share of turns with a known V.
-        """
-        assert self.states is not None
-        terms, coef = self.states.turn_terms([row.trajectory for row in rows]), self._config.advantage.turn_coef
-        known = [term is not None for turns in terms for term in turns]
-        pairs = zip(rows, terms, strict=True)
-        values = [[row.advantage + coef * (0.0 if t is None else t) for t in turns] for row, turns in pairs]
-        return values, sum(known) / max(len(known), 1)
 
     def _spread_turns(self, row: BatchRow, values: Sequence[float]) -> BatchRow:
         """The row with its turns' advantages on their tokens; unchanged where they are not known."""

@@ -43,7 +43,6 @@ from agentloop.training.policies.engine_publisher import connect_engines
 from agentloop.training.policies.publisher import Publisher
 from agentloop.training.starting_model import starting_model
 from agentloop.training.startup_checks import check_disk, check_scoring
-from agentloop.training.state_values import StateValues
 from agentloop.user_code import failing_as, load_function, load_sampler
 from context import AuthorTable
 from context.messages import Message, content_hash
@@ -155,10 +154,7 @@ def _open_parts(folder: RunFolder, opened: ExitStack, *, environment_changed: bo
     _check_environment(config, environments)
     store = opened.enter_context(closing(ReplayStore.create(folder.database)))
     episodes = StoredEpisodes(environments, store)
-    section, states = config.advantage, None
-    if section.credit == "state":
-        states = StateValues(episodes.turn_states, gamma=section.turn_gamma, max_age=section.state_max_age)
-    estimator = AdvantageEstimator(config, episodes.turn_rewards, states)
+    estimator = AdvantageEstimator(config, episodes.turn_rewards)
     return _PartsWithoutModel(environments, source, scorer, redact, store, episodes, estimator)
 
 
@@ -273,11 +269,6 @@ def _start_engine(
 
 def _check_environment(config: RunConfig, environments: RunEnvironments) -> None:
     """Raises UserError where the environment lacks a method that the configuration needs."""
-    if config.advantage.credit == "state" and any(one.agent for one in environments.all):
-        raise UserError(
-            f"advantage.credit must not be state when the environment is an agent, got {environments.where}. An "
-            "agent's requests are no single conversation with states. Use trajectory."
-        )
     for asked, method, rule in (
         (config.advantage.credit == "turn", "turn_rewards", "advantage.credit must be trajectory"),
         (config.replay.hindsight.enable, "achieved", "replay.hindsight.enable must be false"),

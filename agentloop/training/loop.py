@@ -88,8 +88,6 @@ class Loop:
             clock.lap("sleep")
         appended = self.collection.append(fresh)
         fresh.extra_metrics |= self.relabel(iteration, fresh)
-        if parts.estimator.states is not None:
-            parts.estimator.states.add(fresh.trajectories, iteration=iteration)
         batch = self.draw(planned, fresh)
         self.note_shortfall(batch)
         clock.lap("draw")
@@ -261,7 +259,6 @@ class Loop:
             "sampler": parts.sampler.state(),
             "mixer": parts.mixer.state(),
             "source": parts.source.state(),
-            "states": None if parts.estimator.states is None else parts.estimator.states.state(),
         }
         checkpoint = folder.checkpoints / f"{self.state.iteration:06d}"
         save_checkpoint(checkpoint, parts.publisher.save_model, parts.trainer.save, state)

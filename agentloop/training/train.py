@@ -232,8 +232,6 @@ def _restore(parts: Components, checkpoint: Checkpoint) -> LoopState:
     parts.sampler.load_state(checkpoint.values["sampler"])
     parts.mixer.load_state(checkpoint.values["mixer"])
     parts.source.check_state(checkpoint.values["source"])
-    if parts.estimator.states is not None:
-        parts.estimator.states.load_state(checkpoint.values["states"])
     return LoopState.from_values(checkpoint.values["loop"])
 
 

@@ -70,7 +70,7 @@ class Mine(Environment):
         Mine.closes or fail()
 
     closes = True
-    turn_rewards = state_key = achieved = demonstrate = fail
+    turn_rewards = achieved = demonstrate = fail
 
     @tool
     def act(self, what: str) -> str:
@@ -173,7 +173,6 @@ HOOKS: dict[str, Callable[[Path], object]] = {
     },
     "Mine.reward must judge any reply": lambda file: factory_of(file).reward(task("reward"), MESSAGES),
     "turn_rewards must return a list": lambda file: factory_of(file).turn_rewards(task(""), MESSAGES, replies=1),
-    "state_key must return a text": lambda file: factory_of(file).turn_states(task(""), MESSAGES, task_hash="t"),
     "achieved must return a list of Achieved": lambda file: factory_of(file).achieved(task(""), MESSAGES),
     "demonstrate must bring its episodes to an answer": lambda file: demonstrate(
         factory_of(file), factory_of(file).create(), task(""), random.Random(0)

@@ -258,7 +258,6 @@ def checkpoint_values(checkpoint: Path) -> dict[str, Any]:
     """Without what may differ: whose run and rows they are, how often it was resumed, how long it took."""
     values: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
     del values["run"], values["loop"]["attempt"]
-    values["states"] = {state: list(passed.values()) for state, passed in (values["states"] or {}).items()}
     return values
 
 

@@ -22,5 +22,5 @@ OPO = Algorithm(
     no_signal="a group of equal rewards",
     compares="group",
     baseline=length_weighted_mean,
-    credits=("trajectory", "state"),
+    credits_turns=False,
 )

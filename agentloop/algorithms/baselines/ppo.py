@@ -10,6 +10,6 @@ PPO = Algorithm(
     remark="rows are stored with the advantage of `grpo`, which samplers alone look at",
     compares="critic",
     stored_as="grpo",
-    credits=("trajectory",),
+    credits_turns=False,
     several_agents=False,
 )

@@ -23,5 +23,5 @@ REINFORCE_PLUS_PLUS_BASELINE = Algorithm(
     compares="group",
     baseline=mean_reward,
     whitens=True,
-    credits=("trajectory", "state"),
+    credits_turns=False,
 )

@@ -17,7 +17,7 @@ REMAX = Algorithm(
     remark="one greedy episode per task, which is not stored; where it fails, 0",
     compares="nothing",
     advantage_of=reward_over_greedy,
-    credits=("trajectory", "state"),
+    credits_turns=False,
     several_agents=False,
     greedy_episodes=True,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -25,20 +25,14 @@ class AdvantageSection(Section):
         description="Divide the advantages of the batch by their root mean square (scale), or take off the mean of the "
         "fresh rows first (whiten); where groups are compared, those of exactly 0 stay 0. See docs/algorithms.md.",
     )
-    credit: Literal["trajectory", "turn", "state"] = Field(
+    credit: Literal["trajectory", "turn"] = Field(
         "trajectory",
         description="trajectory: one advantage for all tokens of a trajectory; turn: one for each reply, from the "
-        "environment's turn_rewards for it and for later replies; state: one for each reply, compared with what the "
-        "run's other trajectories earned from the same state.",
+        "environment's turn_rewards for it and for later replies.",
     )
-    turn_gamma: Fraction = Field(1.0, description="Discount per turn of what follows a reply (credit turn or state).")
+    turn_gamma: Fraction = Field(1.0, description="Discount per turn of what follows a reply (credit turn).")
     turn_coef: NonNegative = Field(
-        1.0, description="Weight of single turns' advantages, added to the trajectory's (credit turn or state)."
-    )
-    state_max_age: Annotated[int, Field(ge=0)] | None = Field(
-        8,
-        description="Iterations for which a trajectory counts after its own (credit state); 0: trajectories of the "
-        "iteration alone, null: all of the run.",
+        1.0, description="Weight of single turns' advantages, added to the trajectory's (credit turn)."
     )
 
 

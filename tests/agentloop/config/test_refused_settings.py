@@ -50,11 +50,8 @@ REFUSED = [
     # excluded by another
     (f"{FUNCTION}algorithm=opo", "algorithm must be grpo when advantage.function is a.py:f, got opo. The function "),
     (f"{PPO}advantage.normalise_batch=scale", "advantage.normalise_batch must be none when algorithm is ppo"),
-    (FUNCTION + TURN, "advantage.credit must be trajectory or state when advantage.function is a.py:f, g"),
+    (FUNCTION + TURN, "advantage.credit must be trajectory when advantage.function is a.py:f, g"),
     (PPO + TURN, "advantage.credit must be trajectory when algorithm is ppo, got turn"),
-    (f"{PPO}advantage.credit=state", "advantage.credit must be trajectory when algorithm is ppo, got state"),
-    ("replay.redact=a.py:f; advantage.credit=state", "replay.redact must be null when advantage.credit is state"),
-    (f"{TURN}advantage.state_max_age=1", "advantage.state_max_age must be left at 8 when advantage.credit is turn"),
     (f"algorithm=reinforce; {ROUNDS}", "rollout.dynamic_sampling_rounds must be 0 when algorithm is reinforce, got 1"),
     (TURN + ROUNDS, "rollout.dynamic_sampling_rounds must be 0 when advantage.credit is turn, got 1"),
     (f"{POOL}{ROUNDS}replay.unit=trajectory", "dynamic_sampling_rounds must be 0 when replay.unit is trajectory"),

@@ -51,7 +51,6 @@ BEFORE = [
     ("replay.redact=HERE/hide.py:fail", "redact must take every trajectory's messages, got ValueError: no idea"),
     ("replay.redact=HERE/hide.py:number", "replay.redact must return messages or None, got int"),
     (HINDSIGHT, "replay.hindsight.enable must be false .*Parity. Write def achieved"),
-    (f"{AGENT}; advantage.credit=state", "advantage.credit must not be state when the environment is an agent, got"),
     (f"{AGENT}; {HINDSIGHT}", "replay.hindsight.enable must be false .* got agent. An agent has no such method"),
 ]
 """Before the first checkpoint, which the first evaluation comes before."""
