@@ -237,7 +237,9 @@ def test_evaluate_repeats_the_evaluations_of_training_and_takes_other_tasks(
     shell: Shell, standing: Path, finished: subprocess.CompletedProcess[str]
 ) -> None:
     trained = json.loads(finished.stdout)
-    found = json.loads(shell.type(["evaluate", "runs/small-001", "--policy", "0", "--json"], standing)[1])
+    code, output, errors = shell.type(["evaluate", "runs/small-001", "--policy", "0", "--json"], standing)
+    assert code == 0, errors
+    found = json.loads(output)
     assert found["success"] == trained["success_before"]
     assert (found["policy_version"], found["checkpoint"]) == (0, "runs/small-001/policies/000000")
     code, output, _ = shell.type(["evaluate", "--json"], standing)
