@@ -15,7 +15,7 @@ from replay.sampling.selection import SelectedRow, Selection
 from replay.sampling.trial import TrialDraw
 from replay.sampling.weights import EligibleRows
 from replay.storage.draw_records import release, reserve
-from replay.storage.read import Loaded, load, quarantine
+from replay.storage.read import load, quarantine
 
 _log = logging.getLogger(__name__)
 
@@ -80,25 +80,19 @@ class RunDraws:
         return [row for row in rows if row.position in found]
 
     def _load_chosen(self, connection: sa.Connection, rows: Sequence[SelectedRow]) -> dict[int, Trajectory]:
-        """Return the trajectories that can be read, by position. The others are quarantined."""
-        positions = {self._eligible.index.ids[row.position]: row.position for row in rows}
-        loaded = self._load(connection, list(positions))
-        _quarantine(connection, loaded.corrupt)
-        return {positions[id]: trajectory for id, trajectory in loaded.whole.items()}
+        """Return the trajectories that can be read, by position. The others are quarantined.
 
-    def _load(self, connection: sa.Connection, ids: Sequence[str]) -> Loaded:
-        """Load rows. A row with a token beyond the run's vocabulary counts as corrupt: it could not be trained."""
-        loaded, vocab_size = load(connection, ids, with_messages=False), self._eligible.vocab_size
-        for id, row in [*loaded.whole.items()]:
-            most = max(int(part.tokens.token_ids.max()) for part in row.segments if len(part.tokens))
+        A row with a token beyond the run's vocabulary counts as corrupt: it could not be trained.
+        """
+        positions = {self._eligible.index.ids[row.position]: row.position for row in rows}
+        loaded, vocab_size = load(connection, list(positions), with_messages=False), self._eligible.vocab_size
+        for id, trajectory in [*loaded.whole.items()]:
+            most = max(int(part.tokens.token_ids.max()) for part in trajectory.segments if len(part.tokens))
             if most >= vocab_size:
                 loaded.corrupt[id] = f"token {most} beyond the {vocab_size} of the vocabulary of run {self.run}"
                 del loaded.whole[id]
-        return loaded
-
-
-def _quarantine(connection: sa.Connection, corrupt: Mapping[str, str]) -> None:
-    if corrupt:
-        quarantine(connection, corrupt)
-    for id, reason in corrupt.items():
-        _log.warning("trajectory %s quarantined: %s", id, reason)
+        if loaded.corrupt:
+            quarantine(connection, loaded.corrupt)
+        for id, reason in loaded.corrupt.items():
+            _log.warning("trajectory %s quarantined: %s", id, reason)
+        return {positions[id]: trajectory for id, trajectory in loaded.whole.items()}
