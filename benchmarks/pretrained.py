@@ -81,8 +81,8 @@ def settings(family: Family, arm: str, seed: int, data: Path) -> dict[str, Any]:
     epochs, rate = map(float, arm.split("_")[1:]) if arm.startswith("tune") else family.found
     fresh = 24 if ARMS[arm].get("replay.fraction") == 0.25 else 32
     attached = {
-        # The other run has another start model and other tasks.
-        "earlier_run": {"earlier": str(data.with_name(f"replay_instead-{(seed + 1) % 5}"))},
+        # Another seed's run has another start model and other tasks. Seed 0 takes rows of seed 1, all others of seed 0.
+        "earlier_run": {"earlier": str(data.with_name(f"replay_instead-{int(seed == 0)}"))},
         "brief_rewarded": {"before": str(data.with_name(f"rewarded-{seed}.jsonl"))},
     }
     return {

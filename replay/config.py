@@ -195,11 +195,10 @@ class ReplayConfig(LimitSection, MixSection):
             ("mode", "train", "Hindsight rows were not sampled for their task. Set replay.mode: train."),
             ("unit", "any", "No fresh episode has the task of a hindsight row. Set replay.unit: any."),
             ("baseline", "stored", "No row of a batch compares with a hindsight row. Set replay.baseline: stored."),
-            ("retire_solved", None, "Tasks of hindsight rows count as solved. Leave replay.retire_solved out."),
         )
         for key, right, why in rules:
             if getattr(self, key) != right:
-                rule = f"be {right or 'null'} when replay.hindsight.enable is true"
+                rule = f"be {right} when replay.hindsight.enable is true"
                 _refuse(f"replay.{key}", rule, getattr(self, key), why)
         if self.schedule.highest_share(self.fraction) == 0 or (self.sources and HINDSIGHT not in self.sources):
             key = "sources" if self.fraction else "fraction"

@@ -95,8 +95,6 @@ def preview(
     if now.sampler is not None and goes_on:
         sampler.load_state(now.sampler)
     mixer, is_exact = _mixer(config, now, folder)
-    # The preview is exact only if the draw depends neither on the next tasks, which are guessed, nor on their rewards.
-    is_certain = not (mixer.num_tasks or config.replay.retire_solved is not None)
     upcoming = _expected_tasks(config, tried, mixer.num_tasks)
     with _trial_draw(store, config, now, sampler) as trial:
         try:
@@ -118,7 +116,7 @@ def preview(
             "sources": _sources(config.replay, trial, available, rows),
             "schedule": _schedule(mixer.rule, now.iteration),
             "empty_sources": trial.empty_sources(mixer.rule.unit, mixer.rule.group_size, config.replay.attach),
-            "batch": {"exact": goes_on and is_exact and is_certain, "rows": _described(trial, rows, now)},
+            "batch": {"exact": goes_on and is_exact and not mixer.num_tasks, "rows": _described(trial, rows, now)},
         }
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from replay.records import FRESH, BatchRow, Count, DrawRecord, Trajectory
-from replay.setting_types import Fraction, Positive, Section
+from replay.setting_types import Positive, Section
 
 
 class LimitSection(Section):
@@ -20,12 +20,8 @@ class LimitSection(Section):
     max_uses: Positive | None = Field(
         None, description="Most draws of one row, over all runs of the database; null: any number."
     )
-    cooldown: int = Field(0, ge=0, description="Iterations a row rests after it was drawn.")
     per_task: Positive | None = Field(None, description="Most rows of one task in one batch; null: any number.")
     per_group: Positive | None = Field(None, description="Most rows of one group in one batch; null: any number.")
-    retire_solved: Fraction | None = Field(
-        None, description="A task's rows rest while its newest group has at least this success rate; null: never."
-    )
     allow_mismatch: tuple[str, ...] = Field(
         (),
         description="Differences to this run that rows may have and still be drawn, of: tokenizer, template, "

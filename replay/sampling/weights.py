@@ -10,19 +10,18 @@ import sqlalchemy as sa
 
 from replay.errors import ReplayError
 from replay.mixing.request import DrawRequest
-from replay.records import HINDSIGHT, ORPHANED, REPLAY
+from replay.records import HINDSIGHT, REPLAY
 from replay.sampling.base_sampler import Rows, Sampler
 from replay.sampling.compatibility import difference_bits, difference_names
 from replay.sampling.eligible_index import EligibleIndex
 from replay.storage.counters import is_live
 from replay.storage.format.rows import RUN_COLUMNS, run_of
-from replay.storage.format.schema import draws, groups, runs, trajectories
+from replay.storage.format.schema import draws, runs
 
 Mask = npt.NDArray[np.bool_]
 Weights = npt.NDArray[np.float64]
 TOO_LONG = "context.max_tokens"
 """The only limit that is not a key of `replay`."""
-_REPLAYED = sa.select(draws.c.trajectory).where(draws.c.stream == REPLAY)
 
 
 def _by_row(index: EligibleIndex, counts: Mapping[str, int]) -> npt.NDArray[np.int64]:
@@ -31,15 +30,6 @@ def _by_row(index: EligibleIndex, counts: Mapping[str, int]) -> npt.NDArray[np.i
         if (position := index.position(id)) is not None:
             found[position] = count
     return found
-
-
-# Groups of undone iterations do not count. If a task has two groups in one iteration, the worse one is last and counts.
-_UNDONE = sa.exists().where(trajectories.c.group == groups.c.id, trajectories.c.state == ORPHANED)
-_NEWEST_RATES = (
-    sa.select(groups.c.task, groups.c.success_rate)
-    .where(groups.c.run == sa.bindparam("run"), ~_UNDONE)
-    .order_by(groups.c.iteration, groups.c.success_rate.desc())
-)
 
 
 @dataclass(frozen=True)
@@ -63,11 +53,6 @@ class EligibleRows:
         """The run's vocabulary size; the largest possible one if the run does not state it."""
         self.reserved = Counter[str]()
         """Reserved draws of all runs, by row. Read only under `max_uses`."""
-        self.resting = frozenset[str]()
-        """Rows that the run has drawn within its cooldown."""
-        self.success_by_task: Weights = np.zeros(0)
-        """Success rate of the run's newest group of each task, by the index's task codes. NaN: the run has not tried
-        the task. Evicted members count. Read only under `retire_solved`."""
         self.changes = 0
         """A counter that grows whenever a refresh finds something new."""
         self._weights: dict[str | None, SamplingWeights] = {}
@@ -77,21 +62,15 @@ class EligibleRows:
     def refresh(self, connection: sa.Connection, request: DrawRequest) -> None:
         """Read what changed in the database, as far as the limits of the request need it."""
         limits, is_new = request.limits, self.index.is_new
-        before = self.reserved, self.resting, self.success_by_task.tobytes()
+        before = self.reserved
         changed = self.index.refresh(connection)
         if is_new:
             for row in connection.execute(sa.select(*RUN_COLUMNS).where(runs.c.id == self.index.run)):
                 self.vocab_size = run_of(row).vocab_size or self.vocab_size
         if limits.max_uses is not None:
-            self.reserved = Counter(connection.scalars(_REPLAYED.where(is_live())))
-        if limits.cooldown > 0:
-            since = draws.c.iteration >= request.iteration - limits.cooldown
-            self.resting = frozenset(connection.scalars(_REPLAYED.where(draws.c.run == request.run, since)))
-        if limits.retire_solved is not None:
-            newest = dict(map(tuple, connection.execute(_NEWEST_RATES, {"run": request.run})))
-            rates = [newest.get(name, np.nan) for name in self.index.codes["task"].names]
-            self.success_by_task = np.array(rates, np.float64)
-        self.changes += changed or before != (self.reserved, self.resting, self.success_by_task.tobytes())
+            replayed = sa.select(draws.c.trajectory).where(draws.c.stream == REPLAY, is_live())
+            self.reserved = Counter(connection.scalars(replayed))
+        self.changes += changed or before != self.reserved
 
     def weigh_for_picks(self, request: DrawRequest, sampler: Sampler) -> dict[str | None, SamplingWeights]:
         """Weigh all rows for each source that the request's picks name."""
@@ -145,12 +124,8 @@ def apply_limits(eligible: EligibleRows, request: DrawRequest) -> Iterator[tuple
     if limits.hindsight_window is not None:
         relabelled = own & (columns["source"] == index.codes["source"].get(HINDSIGHT))
         yield "hindsight.window", ~relabelled | (iteration - columns["iteration"] <= limits.hindsight_window)
-    if limits.retire_solved is not None:
-        yield "retire_solved", ~(eligible.success_by_task >= limits.retire_solved)[columns["task"]]
     if limits.max_uses is not None:
         yield "max_uses", columns["uses"] + _by_row(index, eligible.reserved) < limits.max_uses
-    if limits.cooldown > 0:
-        yield "cooldown", _by_row(index, dict.fromkeys(eligible.resting, 1)) == 0
 
 
 def match_sources(index: EligibleIndex, names: tuple[str, ...]) -> Mask:

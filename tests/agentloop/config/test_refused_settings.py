@@ -125,7 +125,6 @@ REFUSED = [
     (f"{HINDSIGHT}replay.mode=observe", "replay.mode must be train when replay.hindsight.enable is true"),
     (f"{HINDSIGHT}{POOL}replay.unit=task", "replay.unit must be any when replay.hindsight.enable is true, got task"),
     (f"{HINDSIGHT}replay.baseline=shared", "replay.baseline must be stored when replay.hindsight.enable is true"),
-    (f"{HINDSIGHT}replay.retire_solved=1", "replay.retire_solved must be null when replay.hindsight.enable is true"),
     (f"{HINDSIGHT}replay.hindsight.enable=false", "replay.hindsight.enable must be true when replay.sources names hi"),
     *((f"replay.attach={{{name}: x}}", "replay.attach must name sources in [A-Za-z0-9_]") for name in ("self", "../x")),
     *(

@@ -273,13 +273,6 @@ def test_reservation_that_expired_holds_no_row_and_is_committed_no_more(store: R
     store.commit(iteration_record(4, replay=8), [row.draw for row in held], sampler_state={})
 
 
-def test_cooldown_rests_a_row_for_so_many_iterations(store: ReplayStore) -> None:
-    Fresh(1).append_to(store)
-    assert len(use(store, 5, cooldown=2)) == 4
-    # Drawn in 5: rests in 6 and 7.
-    assert [available(store, iteration, cooldown=2) for iteration in (6, 7, 8)] == [0, 0, 4]
-
-
 def test_caps_hold_within_one_draw(store: ReplayStore) -> None:
     Fresh(1, rates=(0.5, 0.5, 0.5)).append_to(store)
     put(store, trajectory("z", group="g", task="task-2", slot=50))
@@ -292,23 +285,6 @@ def test_caps_hold_within_one_draw(store: ReplayStore) -> None:
     assert len(draw(store, 8, per_group=3)) == 10  # what can't be read fills no cap
     caps = [{"per_task": 4}, {"per_group": 2}, {"per_group": 1, "per_task": 2}]
     assert [available(store, 4, **limits) for limits in caps] == [5, 7, 3]
-
-
-def test_solved_tasks_rest_until_they_are_forgotten(store: ReplayStore) -> None:
-    Fresh(1, rates=(0.5,)).append_to(store)
-    assert available(store, 2, retire_solved=1.0) == 4
-    Fresh(2, rates=(1.0,)).append_to(store)
-    assert available(store, 3, retire_solved=1.0) == 0
-    Fresh(3, rates=(0.75,)).append_to(store)
-    # All twelve rows are back: the newest group counts.
-    assert available(store, 4, retire_solved=1.0) == 12
-    assert available(store, 4, retire_solved=0.75) == 0
-    # What was undone says nothing about the policy there is.
-    store.resume(RUN, 2)
-    assert available(store, 4, retire_solved=0.75) == 0
-    assert available(store, 4) == 8
-    store.resume(RUN, 1)
-    assert available(store, 4, retire_solved=0.75) == 4
 
 
 EVERYTHING = ("tokenizer", "template", "model_family", "vocab_size", "logprobs_mode", "top_p", "top_k")
@@ -369,8 +345,8 @@ def places(drawn: list[BatchRow]) -> list[tuple[str, int, int, float | None]]:
 SAMPLERS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("uniform", {}, {"max_staleness": 5, "max_uses": 2}),
     ("recency", {"half_life": 1.5}, {"per_group": 1}),
-    ("success", {}, {"cooldown": 1}),
-    ("difficulty", {"sigma": 2.0}, {"retire_solved": 1.0}),
+    ("success", {}, {}),
+    ("difficulty", {"sigma": 2.0}, {}),
     ("advantage", {}, {"per_task": 3}),
     ("entropy", {"pool": 2}, {}),
     ("freshness", {"tau": 2.0}, {"max_uses": 3}),

@@ -98,7 +98,7 @@ def test_resumed_run_draws_and_keeps_what_the_unbroken_one_does(new_location: Ca
     def run(store: ReplayStore, sampler: Any, iterations: range, attempt: int = 0) -> list[Any]:
         drawn = []
         for iteration in iterations:
-            limits = Limits(successful_only=False, max_uses=3, cooldown=1)
+            limits = Limits(successful_only=False, max_uses=3)
             ids = iterate(store, iteration, sampler, count=3, attempt=attempt, limits=limits)
             drawn.append([(row.record.iteration, row.record.slot) for row in store.read(ids)])
             store.evict(RUN, iteration, Capacity(rows=14, age=2))

@@ -195,7 +195,7 @@ def test_writers_outlive_faults_of_their_server(own_server: LocalServer, writers
 
 def learn(url: str) -> dict[str, list[tuple[Any, ...]]]:
     """Three iterations; all that they leave but for the numbers that count how often something was asked."""
-    sampler, limits = make_sampler("uniform", 3), Limits(successful_only=False, max_uses=2, cooldown=1)
+    sampler, limits = make_sampler("uniform", 3), Limits(successful_only=False, max_uses=2)
     with closing(ReplayStore.open(url)) as store:
         store.resume(RUN, 0)
         for iteration in (1, 2, 3):
