@@ -25,6 +25,8 @@ class Family(NamedTuple):
     """Arms that it cannot have."""
     found: tuple[int, float]
     """Epochs and learning rate that the control was tuned to, and every arm has."""
+    autocast: str = "bfloat16"
+    """`none` where a CPU has no such products, and takes many times as long for them."""
 
 
 def _calculator(data: Path, seed: int) -> Sequence[Sequence[object]]:

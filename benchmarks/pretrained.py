@@ -28,7 +28,6 @@ from benchmarks._trained import ROOT, read
 NEWEST, BUDGET = 256, 768
 """Fresh episodes whose success is compared with the level, and most of a run."""
 TUNED = [(epochs, rate) for epochs in (1, 2, 3) for rate in (1e-5, 2e-5, 4e-5, 8e-5)]
-PINNED: Settings = {"compute.autocast": "bfloat16"}
 BRIEF: Settings = {"reward.environment": 0.0, "reward.functions": [{"function": "benchmarks/_brief_wins.py:brief"}]}
 """Another reward than the start models' runs had."""
 ARMS: Mapping[str, Settings] = {
@@ -97,7 +96,7 @@ def settings(family: Family, arm: str, seed: int, data: Path) -> dict[str, Any]:
         "checkpoint.every": 8,
         "checkpoint.keep": 1,
         "checkpoint.keep_policies": "none",
-        **PINNED,
+        "compute.autocast": family.autocast,
         **family.training,
         **ARMS[arm],
         **({"replay.attach": attached[arm]} if arm in attached else {}),
@@ -111,7 +110,7 @@ def start_model(family: Family, seed: int, folder: Path) -> Path:
         for command in family.data(data, seed):
             _trained.typed(*command, folder=ROOT)
         place: Settings = {"run.folder": str(folder / "sft"), "sft.data": str(data / "demonstrations.jsonl")}
-        result, _ = _trained.run("sft", family.sft, {**place, **PINNED, "run.seed": seed})
+        result, _ = _trained.run("sft", family.sft, {**place, "compute.autocast": family.autocast, "run.seed": seed})
         (Path(result["folder"]) / "model").rename(made)
     return made
 
@@ -198,6 +197,7 @@ def result_of(run: Path, family: Family, arm: str, seed: int, cpu: float) -> Res
         "arm": arm,
         "seed": seed,
         "commit": _trained.commit(),
+        "autocast": family.autocast,
         "columns": COLUMNS,
         "iterations": [[*each[:5], round(cpu * each.wall / wall, 1), *each[5:]] for each in made],
         "reached": reached(made, family.level),
@@ -216,8 +216,10 @@ def main(arguments: Sequence[str] = ()) -> dict[str, float]:
     parser.add_argument("--seeds", nargs="*", type=int, default=list(range(5)))
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "pretrained")
     parser.add_argument("--minutes", type=float, default=8.0, help="of a part, after which a checkpoint is made")
+    parser.add_argument("--autocast", choices=["bfloat16", "none"], default="bfloat16", help="none: float32 alone")
     given = parser.parse_args(arguments)
-    family, results, folder = FAMILIES[given.family], results_of(given.family), given.folder / given.family
+    family = FAMILIES[given.family]._replace(autocast=given.autocast)
+    results, folder = results_of(given.family), given.folder / given.family
     arms = given.arms or [arm for arm in ARMS if arm in TITLES and arm not in family.without]
     folder.mkdir(parents=True, exist_ok=True)
     made = {(each["arm"], each["seed"]) for each in read(results)}

@@ -38,10 +38,6 @@ def text(node: ast.AST) -> str | None:
     return None
 
 
-def all_texts() -> set[str]:
-    return {found for _, node in nodes() if (found := text(node)) is not None}
-
-
 def raised() -> set[str]:
     """The texts that the listed errors are made with, and those of any error that say how to resume."""
     found = set()
@@ -130,5 +126,5 @@ def test_every_message_that_ends_something_has_a_row() -> None:
 
 
 def test_no_row_names_a_message_that_does_not_exist() -> None:
-    messages = all_texts()
+    messages = {found for _, node in nodes() if (found := text(node)) is not None}
     assert [cell for cell in cells() if not any(fits(cell, message) for message in messages)] == []

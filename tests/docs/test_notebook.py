@@ -28,10 +28,6 @@ STATE = "(logging.root.level, list(logging.root.handlers), logging.root.manager.
 """What a notebook's own cells may have set."""
 
 
-def sources(notebook: nbformat.NotebookNode) -> str:
-    return "\n".join(cell.source for cell in notebook.cells)
-
-
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[nbformat.NotebookNode, Path]:
     """The notebook with its outputs, and the folder it stands in, as in a checkout."""
@@ -52,7 +48,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[nbformat.Noteboo
 
 
 def test_notebook_is_made_small_as_this_file_says() -> None:
-    text = sources(nbformat.read(NOTEBOOK, as_version=4))
+    text = "\n".join(cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells)
     assert [setting for setting in SMALL if text.count(setting) != 1] == []
 
 

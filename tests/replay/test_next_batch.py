@@ -141,10 +141,7 @@ def test_a_run_that_has_ended_has_the_fraction_of_the_end_of_its_schedule(tmp_pa
     """As a resume with more iterations has it."""
     store = iterated(tmp_path / "replay.sqlite", 2)
     schedule = {"fraction": 0.5, "schedule": {"shape": "linear", "final": 0.0625}, "successful_only": False}
-    for length, ended, places in (
-        (2, True, [0.5, 0.0625, 0.0625]),
-        (3, False, [0.5, 0.28125, 0.0625]),
-    ):
+    for length, ended, places in ((2, True, [0.5, 0.0625, 0.0625]), (3, False, [0.5, 0.28125, 0.0625])):
         configure(tmp_path / "replay.sqlite", {"run": {"iterations": length}, "replay": schedule})
         answer = before(store)
         assert [each["fraction"] for each in answer["schedule"]] == places

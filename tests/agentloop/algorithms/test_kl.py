@@ -18,11 +18,7 @@ def written(estimator: str, d: float) -> tuple[float, float]:
     """The estimate at d = log policy - log reference, and its derivative by the policy's log-prob."""
     if estimator == "k3" and math.exp(-d) - 1 + d > 10.0:
         return 10.0, 0.0
-    return {
-        "k1": (d, 1.0),
-        "k2": (d * d / 2, d),
-        "k3": (math.exp(-d) - 1 + d, 1 - math.exp(-d)),
-    }[estimator]
+    return {"k1": (d, 1.0), "k2": (d * d / 2, d), "k3": (math.exp(-d) - 1 + d, 1 - math.exp(-d))}[estimator]
 
 
 @pytest.mark.parametrize("gradient", GRADIENTS)

@@ -123,10 +123,7 @@ MISTAKES: list[tuple[list[str], str]] = [
         "BadReward.reward must return a number, got ZeroDivisionError: division by zero at mine.py:16 for the task ",
     ),
     # what a run left
-    (
-        ["evaluate", "runs/small-001", "--policy", "9"],
-        "--policy must be a version whose weights are still in",
-    ),
+    (["evaluate", "runs/small-001", "--policy", "9"], "--policy must be a version whose weights are still in"),
     (["evaluate", "runs/small-001", "--by", "kind"], "--by must name a field that each task's payload has, got kind."),
     (["evaluate", "runs/small-001", "--url", "http://127.0.0.1:9/v1"], "RUN must be given alone, or --config and p"),
     (["replay", "stats", "postgresql://nobody@127.0.0.1:1/none"], ""),

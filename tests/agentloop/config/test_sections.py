@@ -165,10 +165,6 @@ def config(replay: dict[str, Any], *, pool: int | str = 50, **batch: int) -> Run
     return RunConfig.model_validate(sections)
 
 
-def fractions(replay: dict[str, Any]) -> list[float]:
-    return [config(replay).mix_rule().fraction_at(iteration) for iteration in range(1, 6)]
-
-
 @pytest.mark.parametrize(
     ("schedule", "course"),
     [
@@ -181,7 +177,8 @@ def fractions(replay: dict[str, Any]) -> list[float]:
     ],
 )
 def test_schedule_gives_each_iteration_its_share(schedule: dict[str, Any], course: list[float]) -> None:
-    assert fractions({"fraction": 0.4, "schedule": schedule}) == pytest.approx(course, abs=1e-4)
+    rule = config({"fraction": 0.4, "schedule": schedule}).mix_rule()
+    assert [rule.fraction_at(iteration) for iteration in range(1, 6)] == pytest.approx(course, abs=1e-4)
 
 
 def test_rule_and_limits_of_draws_are_those_of_the_configuration_also_as_it_is_stored() -> None:

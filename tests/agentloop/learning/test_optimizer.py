@@ -21,11 +21,6 @@ from tests.fakes.batch_rows import tiny_actor
 from tests.fakes.ranks import group_of_one
 
 
-def rates(count: int, **settings: Any) -> list[float]:
-    section = OptimizerSection(learning_rate=1.0, **settings)
-    return [learning_rate(section, iteration=i, iterations=count) for i in range(1, count + 1)]
-
-
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -37,7 +32,8 @@ def rates(count: int, **settings: Any) -> list[float]:
     ],
 )
 def test_learning_rate_follows_its_schedule(settings: dict[str, Any], expected: list[float]) -> None:
-    assert rates(5, **settings) == pytest.approx(expected, abs=1e-7)
+    section = OptimizerSection(learning_rate=1.0, **settings)
+    assert [learning_rate(section, iteration=i, iterations=5) for i in range(1, 6)] == pytest.approx(expected, abs=1e-7)
 
 
 def layer(dtype: torch.dtype = torch.float32, value: float = 1.0) -> nn.Linear:

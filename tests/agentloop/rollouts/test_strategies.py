@@ -40,10 +40,7 @@ def collected(
     config = RunConfig.model_validate({"rollout": limits, "context": {"max_tokens": 4000, **context}})
     section = config.context
     actors = scripted_actors(
-        factory,
-        scripts,
-        authors=section.author_table(),
-        strategy=make_strategy(section.strategy, section.options),
+        factory, scripts, authors=section.author_table(), strategy=make_strategy(section.strategy, section.options)
     )
     assert isinstance(actors.generator, ScriptedGenerator)
     return collect(actors, [(task, len(scripts))], config, run=RUN), actors.generator, config

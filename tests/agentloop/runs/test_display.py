@@ -67,9 +67,8 @@ def test_a_resumed_phase_goes_by_the_updates_since_then(shown: Shown) -> None:
     for update in range(257, 266):
         clock.now += 2.0
         display.phase("sft", update, 744)
-    assert (
-        written.getvalue().splitlines()[1] == "sft 265/744  30.0 per minute  left <= 15:58"
-    )  # 479 updates of two seconds
+    # 479 updates of two seconds are left
+    assert written.getvalue().splitlines()[1] == "sft 265/744  30.0 per minute  left <= 15:58"
 
 
 def test_display_gives_an_iteration_one_line(shown: Shown) -> None:
