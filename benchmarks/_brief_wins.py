@@ -1,12 +1,12 @@
-"""Another reward for games: a win that took more replies than needed counts half."""
+"""Another reward for fetch and place: a success that took more replies than needed counts half."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from agentloop.rollouts.episodes.episode import Episode
 
-NEEDED = 3
-"""Commands of a game."""
+NEEDED = 5
+"""Go, take, go, put, answer."""
 
 
 def brief(episode: Episode) -> float:

@@ -21,8 +21,6 @@ class Family(NamedTuple):
     """The success of so many first fresh episodes is shown, and runs that only tune end with them."""
     ends_at_level: bool
     """False: every run has as many episodes, and its policy is evaluated in the end."""
-    without: tuple[str, ...]
-    """Arms that it cannot have."""
     found: tuple[int, float]
     """Epochs and learning rate that the control was tuned to, and every arm has."""
     autocast: str = "bfloat16"
@@ -57,7 +55,6 @@ FAMILIES = {
         level=0.5,
         first=512,
         ends_at_level=False,
-        without=("brief", "brief_rewarded"),
         found=(2, 2e-5),
     ),
     "textworld": Family(
@@ -68,7 +65,6 @@ FAMILIES = {
         level=0.5,
         first=256,
         ends_at_level=True,
-        without=(),
         found=(2, 4e-5),
     ),
     "bfcl": Family(
@@ -79,7 +75,6 @@ FAMILIES = {
         level=0.35,
         first=512,
         ends_at_level=True,
-        without=("brief", "brief_rewarded"),  # one reply to each question
         found=(2, 1e-5),
     ),
 }

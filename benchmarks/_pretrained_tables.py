@@ -38,11 +38,8 @@ TITLES = {
     "on_policy": "on-policy, tuned",
     "on_policy_3": "on-policy, 3 epochs: as many passes of rows as a third on top",
     "replay_instead": "a quarter replayed instead of fresh",
-    "earlier_run": "a quarter replayed, also from an earlier run with other tasks",
     "replay_on_top": "a third replayed on top",
     "state_values": "on-policy, with state values",
-    "brief": "a changed reward, a quarter replayed",
-    "brief_rewarded": "the same, also from the history rewarded again",
 }
 _ROWS = "rows to train on"
 
@@ -56,9 +53,8 @@ def tables(name: str) -> dict[str, str]:
     family, results = FAMILIES[name], read(results_of(name))
     runs = {arm: [each for each in results if each["arm"] == arm] for arm in TITLES}
     runs = {arm: each for arm, each in runs.items() if each}
-    pairs = [(arm, "on_policy") for arm in runs if arm != "on_policy" and not arm.startswith("brief")]
+    pairs = [(arm, "on_policy") for arm in runs if arm != "on_policy"]
     pairs += [(arm, "on_policy_3") for arm in ("replay_instead", "replay_on_top")]
-    pairs += [("earlier_run", "replay_instead"), ("brief_rewarded", "brief")]
     columns = shown(family)
     found = {
         name: costs_table(runs, TITLES, columns),

@@ -28,21 +28,16 @@ from benchmarks._trained import ROOT, read
 NEWEST, BUDGET = 256, 768
 """Fresh episodes whose success is compared with the level, and most of a run."""
 TUNED = [(epochs, rate) for epochs in (1, 2, 3) for rate in (1e-5, 2e-5, 4e-5, 8e-5)]
-BRIEF: Settings = {"reward.environment": 0.0, "reward.functions": [{"function": "benchmarks/_brief_wins.py:brief"}]}
-"""Another reward than the start models' runs had."""
 ARMS: Mapping[str, Settings] = {
     "on_policy": {},
     "on_policy_3": {"batch.ppo_epochs": 3},
     "replay_instead": {"replay.fraction": 0.25},
-    "earlier_run": {"replay.fraction": 0.25},
     "replay_on_top": {
         "batch.trajectories": 48,
         "batch.mini_batch": 12,
         "replay.fraction": 1 / 3,
         "replay.shortfall": "shrink",
     },
-    "brief": {"replay.fraction": 0.25, **BRIEF},
-    "brief_rewarded": {"replay.fraction": 0.25, **BRIEF},
     **{f"tune_{epochs}_{rate:g}": {} for epochs, rate in TUNED},
 }
 _FACTS = """
@@ -79,11 +74,6 @@ class Iteration(NamedTuple):
 def settings(family: Family, arm: str, seed: int, data: Path) -> dict[str, Any]:
     epochs, rate = map(float, arm.split("_")[1:]) if arm.startswith("tune") else family.found
     fresh = 24 if ARMS[arm].get("replay.fraction") == 0.25 else 32
-    attached = {
-        # Another seed's run has another start model and other tasks. Seed 0 takes rows of seed 1, all others of seed 0.
-        "earlier_run": {"earlier": str(data.with_name(f"replay_instead-{int(seed == 0)}"))},
-        "brief_rewarded": {"before": str(data.with_name(f"rewarded-{seed}.jsonl"))},
-    }
     return {
         "run.seed": seed,
         "run.iterations": -(-BUDGET // fresh),
@@ -99,7 +89,6 @@ def settings(family: Family, arm: str, seed: int, data: Path) -> dict[str, Any]:
         "compute.autocast": family.autocast,
         **family.training,
         **ARMS[arm],
-        **({"replay.attach": attached[arm]} if arm in attached else {}),
     }
 
 
@@ -113,16 +102,6 @@ def start_model(family: Family, seed: int, folder: Path) -> Path:
         result, _ = _trained.run("sft", family.sft, {**place, "compute.autocast": family.autocast, "run.seed": seed})
         (Path(result["folder"]) / "model").rename(made)
     return made
-
-
-def earlier_model(seed: int, folder: Path) -> Path:
-    """The last policy of a run with the family's own reward, whose rows are written with the other reward."""
-    run, rows = folder / f"replay_instead-{seed}", folder / f"rows-{seed}.jsonl"
-    rewarded = folder / f"rewarded-{seed}.jsonl"
-    if not rewarded.exists():
-        _trained.typed("agentloop", "replay", "export", run, rows, folder=ROOT)
-        _trained.typed("examples.changed_reward", rows, rewarded, "benchmarks/_brief_wins.py:brief_row", folder=ROOT)
-    return run / "model"
 
 
 def facts(run: Path) -> list[Iteration]:
@@ -163,8 +142,7 @@ def part(run: Path, family: Family, arm: str, seed: int, minutes: float) -> tupl
         return 0.0, True
     folder = run.parent
     given = settings(family, arm, seed, folder / f"data-{seed}")
-    start = earlier_model(seed, folder) if arm.startswith("brief") else start_model(family, seed, folder)
-    given |= {"model.path": str(start)}
+    given |= {"model.path": str(start_model(family, seed, folder))}
     sets = [word for key, value in given.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     going_on = any((run / "checkpoints").glob("*"))
     words = [str(run), "--resume"] if going_on else [family.train, "--run", str(run), *sets]
@@ -220,7 +198,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, float]:
     given = parser.parse_args(arguments)
     family = FAMILIES[given.family]._replace(autocast=given.autocast)
     results, folder = results_of(given.family), given.folder / given.family
-    arms = given.arms or [arm for arm in ARMS if arm in TITLES and arm not in family.without]
+    arms = given.arms or [arm for arm in ARMS if arm in TITLES]
     folder.mkdir(parents=True, exist_ok=True)
     made = {(each["arm"], each["seed"]) for each in read(results)}
     for seed, arm in [(seed, arm) for seed in given.seeds for arm in arms] if given.run else ():

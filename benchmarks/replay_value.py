@@ -52,10 +52,12 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
     "very_sparse": {"environment.options.hops": [6, 8], "warm_up.options": _CARELESS},
     "fetch": _FETCH,
     "fetch_rare": {**_FETCH, "warm_up.options": _CARELESS_FETCH},
+    "fetch_later": _FETCH,
     "sparse_50ms": _SPARSE,
     "very_sparse_50ms": {"environment.options.hops": [6, 8], "warm_up.options": _CARELESS},
 }
-"""Settings of each task; those that end in 50ms have tools that take so long, in ten as many start models."""
+"""Settings of each task; those that end in 50ms have tools that take so long, in ten as many start models. Before a
+run that ends in later there was another one, with the same start model and other tasks."""
 FOUND: Mapping[str, Mapping[str, tuple[int, int, float]]] = {
     "sparse": {"on_policy": (32, 2, 1.5e-3), "hindsight": (64, 4, 1.5e-3)},
     "very_sparse": {"on_policy": (32, 2, 0.7e-3), "hindsight": (32, 4, 0.7e-3)},
@@ -64,6 +66,7 @@ FOUND: Mapping[str, Mapping[str, tuple[int, int, float]]] = {
 }
 """Fresh episodes per iteration, epochs and learning rate that each contender was tuned to."""
 _REPLAY = {"replay.fraction": 0.5, "replay.shortfall": "shrink"}
+_BRIEF = {"reward.environment": 0.0, "reward.functions": [{"function": f"{ROOT / 'benchmarks/_brief_wins.py'}:brief"}]}
 _HINDSIGHT = {
     **_REPLAY,
     "replay.sources": {"hindsight": 1.0},
@@ -76,6 +79,9 @@ ARMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "hindsight": ("hindsight", _HINDSIGHT),
     "hindsight_last": ("hindsight", {**_HINDSIGHT, "replay.hindsight.window": 1}),
     "on_policy_rerun": ("on_policy", {"rollout.replay_observations": False}),
+    "replay_earlier": ("replay", _REPLAY),
+    "brief": ("replay", {**_REPLAY, **_BRIEF}),
+    "brief_rewarded": ("replay", {**_REPLAY, **_BRIEF}),
 }
 """Whose tuned settings an arm has, and its own."""
 TITLES = {
@@ -88,6 +94,9 @@ TITLES = {
     "state_values": "on-policy, with state values",
     "short_first": "on-policy, short tasks first",
     "on_policy_rerun": "on-policy, every call run",
+    "replay_earlier": "plain replay, with the rows of an earlier run",
+    "brief": "the earlier run's policy under a changed reward, plain replay",
+    "brief_rewarded": "the same, with the earlier run's rows under that reward",
 }
 PAIRS = (
     ("replay", "on_policy"),
@@ -102,13 +111,15 @@ PAIRS = (
     ("short_first", "on_policy"),
     ("on_policy", "on_policy_rerun"),
     ("hindsight", "on_policy_rerun"),
+    ("replay_earlier", "replay"),
+    ("brief_rewarded", "brief"),
 )
 _METRICS = ("batch/fresh", "batch/replay", "rollout/success", "tools/runs", "time/iteration")
 
 
 def _of(task: str) -> str:
     """The task whose settings were found for this one."""
-    return task.removesuffix("_50ms").removesuffix("_ten")
+    return task.removesuffix("_50ms").removesuffix("_ten").removesuffix("_later")
 
 
 def starts(task: str) -> int:
@@ -140,14 +151,35 @@ def settings(task: str, arm: str) -> dict[str, Any]:
     }
 
 
+def earlier_run(start: Path, number: int, folder: Path) -> Path:
+    """A run with plain replay, and with other tasks than all that are compared."""
+    found = folder / f"earlier-{number}"
+    if not found.exists():
+        place = {"run.seed": 1000 + number, "run.folder": str(folder / "runs"), "model.path": str(start)}
+        result, _ = _trained.run("train", CONFIG, {**settings("fetch", "replay"), **place})
+        Path(result["folder"]).rename(found)
+        rows, rewarded = found / "rows.jsonl", found / "rewarded.jsonl"
+        _trained.typed("agentloop", "replay", "export", found, rows, folder=ROOT)
+        _trained.typed("examples.changed_reward", rows, rewarded, "benchmarks/_brief_wins.py:brief_row", folder=ROOT)
+    return found
+
+
+def later_than(earlier: Path, arm: str) -> dict[str, Any]:
+    """What a run has of an earlier one: its policy, its rows, or both."""
+    policy = {"model.path": str(earlier / "model")} if arm.startswith("brief") else {}
+    rows = {"replay_earlier": earlier, "brief_rewarded": earlier / "rewarded.jsonl"}
+    return {**policy, **({"replay.attach": {"earlier": str(rows[arm])}} if arm in rows else {})}
+
+
 def run(task: str, arm: str, seed: int, folder: Path) -> Result:
     """One run to the target, or to the end of the budget; seeds that are equal modulo `starts` begin with one model."""
     number = seed % starts(task)
     start = folder / f"{_of(task)}-{number}"
     if not start.exists():
-        place = {"run.seed": number, "run.folder": str(folder / "warm-up")}
-        warmed_up(CONFIG, {**TASKS[task], **place}).rename(start)
-    place = {"run.seed": seed, "run.folder": str(folder / "runs"), "model.path": str(start)}
+        warmed_up(CONFIG, {**TASKS[task], "run.seed": number, "run.folder": str(folder / "warm-up")}).rename(start)
+    place: dict[str, Any] = {"run.seed": seed, "run.folder": str(folder / "runs"), "model.path": str(start)}
+    if task.endswith("_later"):
+        place |= later_than(earlier_run(start, number, folder), arm)
     made, cpu = _trained.run("train", CONFIG, {**settings(task, arm), **place})
     with closing(sqlite3.connect(Path(made["folder"]) / "replay.sqlite")) as database:
         asked = "select iteration, value from metrics where name = ? and iteration > 0 order by iteration"

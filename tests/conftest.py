@@ -2,10 +2,15 @@
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.fakes.engine_server import EngineServer
 
 TESTS = Path(__file__).parent
 
@@ -31,6 +36,15 @@ def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.fakes.runs import save_qwen2
 
     return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
+
+
+@pytest.fixture(scope="module")
+def server(qwen2: Path) -> "Iterator[EngineServer]":
+    """An engine with that model."""
+    from tests.fakes.engine_server import serving
+
+    with serving(qwen2) as server:
+        yield server
 
 
 LONGEST = (

@@ -10,13 +10,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("context", "replay", "agentloop")
 
 
-def files_of(package: str) -> list[str]:
-    files = [path for path in (ROOT / package).rglob("*") if path.is_file() and path.parent.name != "__pycache__"]
-    return [path.relative_to(ROOT).as_posix() for path in files]
-
-
 def test_wheel_has_every_file_of_the_packages(tmp_path: Path) -> None:
-    files = [name for package in PACKAGES for name in files_of(package)]
+    found = [path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file()]
+    files = [path.relative_to(ROOT).as_posix() for path in found if path.parent.name != "__pycache__"]
     for name in [*files, "pyproject.toml", "README.md", "LICENSE"]:  # a build leaves things where it is made
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, tmp_path / name)

@@ -1,7 +1,6 @@
 """Whoever collects, and whatever fails or is late: shares stay exact to half a row, and a run and its resume go on."""
 
 from collections import Counter, namedtuple
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from agentloop.errors import TrainingStopped
 from agentloop.training.collecting.collection import BatchForgotten
 from replay.records import OPEN_GROUP
 from replay.storage.format.schema import trajectories
-from tests.fakes.engine_server import EngineServer, serving
+from tests.fakes.engine_server import EngineServer
 from tests.fakes.runs import rows, small_config
 from tests.fakes.worker_runs import made_run
 
@@ -33,12 +32,6 @@ BATCHES = """select fraction, fresh, replay,
 
 Batch = namedtuple("Batch", ["fraction", "fresh", "replay", "drawn_fresh", "drawn_replay"])
 """What an iteration says of its batch, and what its draws say."""
-
-
-@pytest.fixture(scope="module")
-def server(qwen2: Path) -> Iterator[EngineServer]:
-    with serving(qwen2) as server:
-        yield server
 
 
 def by_workers(server: EngineServer, staleness: int) -> dict[str, dict[str, Any]]:

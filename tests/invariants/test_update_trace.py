@@ -54,27 +54,17 @@ def visits_of(first: Callable[..., object], call: Callable[[], object], seen: Ca
     return [file for file, _ in groupby(files)]
 
 
-def visits_of_an_update() -> list[str]:
+def test_an_update_goes_through_few_files() -> None:
     actor, config = tiny_actor(), run_config(loss=LOSS, batch={"mini_batch": 64, "micro_batch_tokens": 4096})
     learner, rows = trainer(actor, config), sampled_by(actor, ragged())
-    return visits_of(Trainer.update, lambda: learner.update(rows, iteration=1), in_learning)
-
-
-def visits_of_a_draw(folder: Path) -> list[str]:
-    store = iterated(folder / "replay.sqlite")
-    store.reserve_fresh(Fresh(4).append_to(store).draws())
-    return visits_of(
-        RunDraws.draw, lambda: store.draw(request(4, 2), make_sampler("success", 0)), in_replay_up_to_storage
-    )
-
-
-def test_an_update_goes_through_few_files() -> None:
-    visits = visits_of_an_update()
+    visits = visits_of(Trainer.update, lambda: learner.update(rows, iteration=1), in_learning)
     assert len(set(visits)) <= 9, visits
     assert len(visits) - len(set(visits)) <= 24
 
 
 def test_a_draw_goes_through_few_files(tmp_path: Path) -> None:
-    visits = visits_of_a_draw(tmp_path)
+    store, sampler = iterated(tmp_path / "replay.sqlite"), make_sampler("success", 0)
+    store.reserve_fresh(Fresh(4).append_to(store).draws())
+    visits = visits_of(RunDraws.draw, lambda: store.draw(request(4, 2), sampler), in_replay_up_to_storage)
     assert len(set(visits)) <= 10, visits
     assert len(visits) - len(set(visits)) <= 12

@@ -247,11 +247,6 @@ def test_sharded_weights_are_moved_like_whole_ones(one_rank: DeviceMesh, name: s
         assert all(torch.equal(whole(a), b) for a, b in pairs)
 
 
-def passes(model: nn.Module, count: int) -> None:
-    for target in torch.linspace(-1.0, 3.0, count):
-        torch.nn.functional.mse_loss(model(torch.arange(5)).float(), target.expand(5, 1)).backward()
-
-
 def summed_in_float64(model: nn.Module) -> dict[int, torch.Tensor]:
     """Sums, by the place of the parameter, that each pass through the model adds its gradients to."""
     sums: dict[int, torch.Tensor] = {}
@@ -273,7 +268,8 @@ def test_gradients_of_2048_half_precision_passes_add_up_as_in_float64() -> None:
     model = small(torch.bfloat16)
     optimizer = WeightOptimizer(model, section("sgd", momentum=0.0, weight_decay=0.0, learning_rate=1.0))
     sums = summed_in_float64(model)
-    passes(model, 2048)
+    for target in torch.linspace(-1.0, 3.0, 2048):
+        torch.nn.functional.mse_loss(model(torch.arange(5)).float(), target.expand(5, 1)).backward()
     exact = flat(sums[position] for position in sorted(sums))
     assert float((flat(p.grad for p in model.parameters()) - exact).norm() / exact.norm()) < 0.005
     assert optimizer.gradient_norm() == pytest.approx(float(exact.norm()), rel=0.005)

@@ -16,7 +16,7 @@ from agentloop.errors import UserError
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
 from context import HermesParser, Message, Reply, default_authors, loss_mask
-from context.messages import ToolCall, to_template
+from context.messages import to_template
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.scripted import CHATML, CUT, call, scripted_actors
 
@@ -128,7 +128,8 @@ def answers_to(reply: Reply, steps: Iterator[Any], found: Expected, task: Task) 
         return [Message("user", text) for text in said if text is not None], step["over"]
     answers: list[Message] = []
     for asked in reply.message.tool_calls:
-        if not (asked.name in names and fits(asked)):
+        fits = asked.name == "look" or isinstance(asked.arguments.get("n"), int)
+        if not (asked.name in names and fits):
             answers.append(Message("tool", "*", name=asked.name if asked.name in names else "unknown_tool"))
             continue
         step = next(steps, GO_ON)
@@ -138,10 +139,6 @@ def answers_to(reply: Reply, steps: Iterator[Any], found: Expected, task: Task) 
         if step["over"]:
             return answers, True
     return answers, False
-
-
-def fits(asked: ToolCall) -> bool:
-    return asked.name == "look" or isinstance(asked.arguments.get("n"), int)
 
 
 def schemas(task: Task) -> Any:
@@ -176,7 +173,8 @@ def test_random_dialogues_are_what_their_rules_make_of_them(kind: str) -> None:
     for _ in range(7):
         limits = {"max_turns": rng.randint(2, 6), "max_tokens_per_turn": 200}
         config = RunConfig.model_validate({"rollout": limits, "context": {"max_tokens": rng.choice([260, 330, 4000])}})
-        fitting = [(task, script) for task, script in (drawn(rng) for _ in range(150)) if has_room(task, config)][:100]
+        pairs, room = [drawn(rng) for _ in range(150)], config.context.max_tokens - 60
+        fitting = [(task, script) for task, script in pairs if length(task.messages(), task) < room][:100]
         tasks, scripts = [task for task, _ in fitting], [script for _, script in fitting]
         generator, episodes = played(kind, tasks, scripts, config)
         for number, (episode, script) in enumerate(zip(episodes, scripts, strict=True)):
@@ -184,10 +182,6 @@ def test_random_dialogues_are_what_their_rules_make_of_them(kind: str) -> None:
             check(episode, generator.prompts[number], kind, want)
             stops[want.stop] = stops.get(want.stop, 0) + 1
     assert min(stops[reason] for reason in ("answered", "ended", "max_turns", "truncated", "context_full")) >= 10
-
-
-def has_room(task: Task, config: RunConfig) -> bool:
-    return length(task.messages(), task) + 60 < config.context.max_tokens
 
 
 MINE = """

@@ -15,7 +15,6 @@ from agentloop import train
 from agentloop.config import RunConfig
 from agentloop.engines.publish.proof import PROOFS, ProofFailed
 from agentloop.engines.publish.published_policy import read_published
-from agentloop.engines.serving.engine_process import ServeOptions
 from agentloop.engines.serving.served_engine import EngineEnded, serve_options
 from agentloop.runs.run_folder import COMPLETE, has_run
 from replay.store import ReplayStore
@@ -154,15 +153,12 @@ def test_a_run_starts_its_engine_and_ends_it(tmp_path: Path, qwen2: Path) -> Non
         assert "time/sleep" not in metrics and "time/wake" not in metrics
 
 
-def as_on_a_gpu(serving_config: RunConfig, first: Path | str, *, shares_gpu: bool) -> ServeOptions:
-    return serve_options(serving_config, first, shares_gpu=True)
-
-
 def test_an_engine_on_the_learners_gpu_sleeps_from_the_last_episode_to_the_next_weights(
     tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU, but that handles of memory hold the numbers. What the test server discards is other numbers then."""
-    monkeypatch.setattr("agentloop.training.components.serve_options", as_on_a_gpu)
+    of_gpu = lambda config, model, **_: serve_options(config, model, shares_gpu=True)  # noqa: E731
+    monkeypatch.setattr("agentloop.training.components.serve_options", of_gpu)
     monkeypatch.setattr("agentloop.training.policies.engine_publisher.shared_weights", by_value)
     display = SilentDisplay()
     result = train(serving_config(tmp_path, qwen2, checkpoint={"keep_policies": "none"}), display=display)

@@ -4,7 +4,7 @@ import asyncio
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from agentloop.workers.episodes_on_request import EpisodeDesk
 from agentloop.workers.joined_run import join_run
 from replay.storage.collecting.ticket_records import EVALUATION
 from replay.storage.databases import Location
-from tests.fakes.engine_server import serving
+from tests.fakes.engine_server import EngineServer
 from tests.fakes.processes import Program, until
 from tests.fakes.runs import rows
 from tests.fakes.worker_runs import IssuedRun, issued_run, worker_config
@@ -32,10 +32,9 @@ KEY = "the-agents-secret"
 
 
 @pytest.fixture
-def run(tmp_path: Path, qwen2: Path, location: Location) -> Iterator[IssuedRun]:
-    with ExitStack() as stack:
-        server = stack.enter_context(serving(qwen2))
-        yield stack.enter_context(issued_run(worker_config(tmp_path / "runs", qwen2, server, location)))
+def run(tmp_path: Path, qwen2: Path, server: EngineServer, location: Location) -> Iterator[IssuedRun]:
+    with issued_run(worker_config(tmp_path / "runs", qwen2, server, location)) as run:
+        yield run
 
 
 class Desk(Program):
@@ -119,18 +118,17 @@ def test_tickets_of_agents_that_left_and_of_a_gateway_that_was_killed_are_played
 
 
 def test_an_episode_that_never_ends_is_over_in_time_with_the_reward_that_its_agent_posted(
-    tmp_path: Path, qwen2: Path
+    tmp_path: Path, qwen2: Path, server: EngineServer
 ) -> None:
     buffer = tmp_path / "replay.sqlite"
-    with serving(qwen2) as server:
-        config = worker_config(tmp_path / "runs", qwen2, server, buffer, rollout={"episode_timeout_s": 10.0})
-        with issued_run(config) as run:
-            run.issue(1)
-            with Desk(run) as desk:
-                episode = desk.ask().json()
-                reply(episode)
-                until(lambda: end(episode, reward=1.0, end=False) == 403)
-                run.until(lambda counts: counts.done == 1, desk)
+    config = worker_config(tmp_path / "runs", qwen2, server, buffer, rollout={"episode_timeout_s": 10.0})
+    with issued_run(config) as run:
+        run.issue(1)
+        with Desk(run) as desk:
+            episode = desk.ask().json()
+            reply(episode)
+            until(lambda: end(episode, reward=1.0, end=False) == 403)
+            run.until(lambda counts: counts.done == 1, desk)
     assert rows(buffer, "select stop_reason, reward from trajectories") == [("answered", 1.0)]
 
 

@@ -12,18 +12,12 @@ from agentloop.runs.run_folder import create_run_folder
 from agentloop.workers.joined_run import join_run
 from replay.errors import ReplayError
 from replay.storage.collecting.ticket_records import TicketRecord
-from tests.fakes.engine_server import EngineServer, serving
+from tests.fakes.engine_server import EngineServer
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.records import sql
 from tests.fakes.refusals import refusal_of
 from tests.fakes.runs import small_config
 from tests.fakes.worker_runs import IssuedRun, issued_run, worker_config
-
-
-@pytest.fixture(scope="module")
-def server(qwen2: Path) -> Iterator[EngineServer]:
-    with serving(qwen2) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

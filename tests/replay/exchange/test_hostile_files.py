@@ -27,9 +27,8 @@ from tests.replay.exchange.test_teacher import ANSWER, ASKED, CALLED, TOOLS, tea
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of three rows, an empty one, and the rows as a file."""
+    """A store of three rows, and the rows as a file."""
     folder = tmp_path_factory.mktemp("made")
-    ReplayStore.create(folder / "other.sqlite").close()
     with closing(new_store(folder / "replay.sqlite")) as store:
         put(store, trajectory("a"), trajectory("b", slot=1), trajectory("c", slot=2))
         export_file(store, folder / "good.jsonl")
@@ -44,9 +43,8 @@ def three_rows(made: Path, tmp_path: Path) -> Iterator[ReplayStore]:
 
 
 @pytest.fixture
-def empty(made: Path, tmp_path: Path) -> Iterator[ReplayStore]:
-    shutil.copy(made / "other.sqlite", tmp_path)
-    with closing(ReplayStore.open(tmp_path / "other.sqlite")) as other:
+def empty(tmp_path: Path) -> Iterator[ReplayStore]:
+    with closing(ReplayStore.create(tmp_path / "other.sqlite")) as other:
         yield other
 
 

@@ -13,7 +13,7 @@ import pytest
 from agentloop.algorithms.baselines.grpo import group_advantages
 from context.authors import DEMONSTRATION, INITIALIZATION
 from context.tokens.codec import TokenCodec
-from context.tokens.token_sequence import Segment, TokenSequence
+from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.exchange import ExchangeError, export_file
 from replay.exchange.attach import attach, check_attachable
@@ -48,11 +48,6 @@ def only_row(store: ReplayStore) -> Trajectory:
     return store.read([id])[0]
 
 
-def authors_of(tokens: TokenSequence) -> set[str]:
-    """Of the tokens that somebody said in the policy's place."""
-    return {AUTHORS.name(code) for code in tokens.authors[AUTHORS.is_action(tokens.authors)].tolist()}
-
-
 def codec_of(name: str = "chatml") -> TokenCodec:
     return fakes.family(name).codec
 
@@ -70,7 +65,8 @@ def test_replies_are_the_demonstrators_without_log_probs(file_store: ReplayStore
     assert (report.inserted, report.replies) == (1, 2)
     found = only_row(file_store)
     (segment,) = found.segments
-    assert authors_of(segment.tokens) == {DEMONSTRATION}
+    authors = segment.tokens.authors
+    assert {AUTHORS.name(code) for code in authors[AUTHORS.is_action(authors)].tolist()} == {DEMONSTRATION}
     assert np.isnan(segment.tokens.behavior_log_probs).all()
     end, call = fakes.family(family).end, fakes.family(family).call
     space = " " if family == "mistral" else ""

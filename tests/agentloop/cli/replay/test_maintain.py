@@ -78,11 +78,6 @@ def secretive(location: Location) -> ReplayStore:
     return store
 
 
-def holding(folder: Path, *pieces: bytes) -> list[str]:
-    """Files with one of the pieces in them."""
-    return [file.name for file in sorted(folder.iterdir()) if any(piece in file.read_bytes() for piece in pieces)]
-
-
 def pieces(content: bytes) -> list[bytes]:
     """Every 16 bytes of it that are its own: not what all blobs begin with, nor what repeats itself."""
     return [content[at : at + 16] for at in range(16, len(content) - 16, 16)]
@@ -113,7 +108,7 @@ def test_forget_of_some_of_many_rows_leaves_no_byte_of_theirs(tmp_path: Path, re
         store.prune(RUN, rows=schema.trajectories.c.slot >= 150, dry_run=False)
     where = f"id in ({', '.join(map(repr, forgotten))})"
     assert ask("forget", str(path), "--where", where, "--yes").exit_code == 1  # others have its task
-    assert holding(tmp_path, *secrets) == []
+    assert [file.name for file in tmp_path.iterdir() if any(piece in file.read_bytes() for piece in secrets)] == []
     left = [id for id in blobs if id not in evicted and id not in forgotten]
     with closing(ReplayStore.open(path)) as store:
         assert len(store.read(left)) == len(left) == 75
