@@ -1,6 +1,6 @@
 """Tables of what the pretrained model's runs took."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -39,8 +39,9 @@ TITLES = {
     "on_policy_3": "on-policy, 3 epochs: as many passes of rows as a third on top",
     "replay_instead": "a quarter replayed instead of fresh",
     "replay_on_top": "a third replayed on top",
-    "state_values": "on-policy, with state values",
 }
+GIVEN_UP = {"on_policy": TITLES["on_policy"], "state_values": "on-policy, with state values"}
+"""An arm that is no longer in the package, and what it is compared with."""
 _ROWS = "rows to train on"
 
 
@@ -51,17 +52,23 @@ def results_of(family: str) -> Path:
 def tables(name: str) -> dict[str, str]:
     """Costs of each arm, differences from the controls seed by seed, what a run's parts took, and the tuning."""
     family, results = FAMILIES[name], read(results_of(name))
-    runs = {arm: [each for each in results if each["arm"] == arm] for arm in TITLES}
-    runs = {arm: each for arm, each in runs.items() if each}
+    runs, given_up, columns = runs_of(results, TITLES), runs_of(results, GIVEN_UP), shown(family)
     pairs = [(arm, "on_policy") for arm in runs if arm != "on_policy"]
     pairs += [(arm, "on_policy_3") for arm in ("replay_instead", "replay_on_top")]
-    columns = shown(family)
     found = {
         name: costs_table(runs, TITLES, columns),
         f"{name}-against": differences_table(runs, TITLES, pairs, columns),
+        f"{name}-given-up": costs_table(given_up, GIVEN_UP, columns),
+        f"{name}-given-up-against": differences_table(given_up, GIVEN_UP, [("state_values", "on_policy")], columns),
         f"{name}-tuning": tuning_table(results, family),
     }
     return {**found, f"{name}-terms": terms_table(runs)} if family.ends_at_level else found
+
+
+def runs_of(results: Sequence[Result], arms: Iterable[str]) -> dict[str, list[Result]]:
+    """Of the arms that have any."""
+    found = {arm: [each for each in results if each["arm"] == arm] for arm in arms}
+    return {arm: each for arm, each in found.items() if each}
 
 
 def shown(family: Family) -> Columns:

@@ -27,6 +27,7 @@ from benchmarks._replay_figures import (
     costs_table,
     differences_table,
     interval,
+    markdown,
     to_target,
     with_tables,
 )
@@ -66,7 +67,9 @@ FOUND: Mapping[str, Mapping[str, tuple[int, int, float]]] = {
 }
 """Fresh episodes per iteration, epochs and learning rate that each contender was tuned to."""
 _REPLAY = {"replay.fraction": 0.5, "replay.shortfall": "shrink"}
-_BRIEF = {"reward.environment": 0.0, "reward.functions": [{"function": f"{ROOT / 'benchmarks/_brief_wins.py'}:brief"}]}
+_REWARD = ROOT / "examples" / "fetch_elsewhere.py"
+# They end at 2,560 fresh episodes.
+_REVERSED = {"environment.name": f"{_REWARD}:Elsewhere", "run.iterations": 80, "run.schedule_iterations": 160}
 _HINDSIGHT = {
     **_REPLAY,
     "replay.sources": {"hindsight": 1.0},
@@ -80,8 +83,8 @@ ARMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "hindsight_last": ("hindsight", {**_HINDSIGHT, "replay.hindsight.window": 1}),
     "on_policy_rerun": ("on_policy", {"rollout.replay_observations": False}),
     "replay_earlier": ("replay", _REPLAY),
-    "brief": ("replay", {**_REPLAY, **_BRIEF}),
-    "brief_rewarded": ("replay", {**_REPLAY, **_BRIEF}),
+    "reversed": ("replay", {**_REPLAY, **_REVERSED}),
+    "reversed_earlier": ("replay", {**_REPLAY, **_REVERSED}),
 }
 """Whose tuned settings an arm has, and its own."""
 TITLES = {
@@ -95,8 +98,8 @@ TITLES = {
     "short_first": "on-policy, short tasks first",
     "on_policy_rerun": "on-policy, every call run",
     "replay_earlier": "plain replay, with the rows of an earlier run",
-    "brief": "the earlier run's policy under a changed reward, plain replay",
-    "brief_rewarded": "the same, with the earlier run's rows under that reward",
+    "reversed": "the earlier policy alone",
+    "reversed_earlier": "and the earlier rows",
 }
 PAIRS = (
     ("replay", "on_policy"),
@@ -112,7 +115,7 @@ PAIRS = (
     ("on_policy", "on_policy_rerun"),
     ("hindsight", "on_policy_rerun"),
     ("replay_earlier", "replay"),
-    ("brief_rewarded", "brief"),
+    ("reversed_earlier", "reversed"),
 )
 _METRICS = ("batch/fresh", "batch/replay", "rollout/success", "tools/runs", "time/iteration")
 
@@ -128,7 +131,7 @@ def starts(task: str) -> int:
 
 def measures(task: str) -> dict[str, str]:
     """Seconds of runs at whose time other programs ran are no figures."""
-    left_out = ("cpu", "wall") if task == "sparse_ten" else ()
+    left_out = ("cpu", "wall") if task in ("sparse_ten", "fetch_later") else ()
     return {title: name for title, name in MEASURES.items() if name not in left_out}
 
 
@@ -160,14 +163,14 @@ def earlier_run(start: Path, number: int, folder: Path) -> Path:
         Path(result["folder"]).rename(found)
         rows, rewarded = found / "rows.jsonl", found / "rewarded.jsonl"
         _trained.typed("agentloop", "replay", "export", found, rows, folder=ROOT)
-        _trained.typed("examples.changed_reward", rows, rewarded, "benchmarks/_brief_wins.py:brief_row", folder=ROOT)
+        _trained.typed("examples.changed_reward", rows, rewarded, f"{_REWARD}:elsewhere", folder=ROOT)
     return found
 
 
-def later_than(earlier: Path, arm: str) -> dict[str, Any]:
-    """What a run has of an earlier one: its policy, its rows, or both."""
-    policy = {"model.path": str(earlier / "model")} if arm.startswith("brief") else {}
-    rows = {"replay_earlier": earlier, "brief_rewarded": earlier / "rewarded.jsonl"}
+def of_earlier_run(earlier: Path, arm: str) -> dict[str, Any]:
+    """What a run has of an earlier one: its rows, its policy, or both."""
+    policy = {"model.path": str(earlier / "model")} if arm.startswith("reversed") else {}
+    rows = {"replay_earlier": earlier, "reversed_earlier": earlier / "rewarded.jsonl"}
     return {**policy, **({"replay.attach": {"earlier": str(rows[arm])}} if arm in rows else {})}
 
 
@@ -179,7 +182,7 @@ def run(task: str, arm: str, seed: int, folder: Path) -> Result:
         warmed_up(CONFIG, {**TASKS[task], "run.seed": number, "run.folder": str(folder / "warm-up")}).rename(start)
     place: dict[str, Any] = {"run.seed": seed, "run.folder": str(folder / "runs"), "model.path": str(start)}
     if task.endswith("_later"):
-        place |= later_than(earlier_run(start, number, folder), arm)
+        place |= of_earlier_run(earlier_run(start, number, folder), arm)
     made, cpu = _trained.run("train", CONFIG, {**settings(task, arm), **place})
     with closing(sqlite3.connect(Path(made["folder"]) / "replay.sqlite")) as database:
         asked = "select iteration, value from metrics where name = ? and iteration > 0 order by iteration"
@@ -189,7 +192,8 @@ def run(task: str, arm: str, seed: int, folder: Path) -> Result:
     rows = [[column.get(number, 0.0) for column in columns] for number in columns[0]]
     # The command's CPU-seconds, shared out by wall-clock: what each iteration took is not on record.
     iterations = [[*row[:4], round(cpu * row[4] / wall, 3), round(row[4], 3)] for row in rows]
-    return {"task": task, "arm": arm, "seed": seed, "iterations": iterations, "evaluations": evaluations}
+    of_run = {"task": task, "arm": arm, "seed": seed, "commit": _trained.commit()}
+    return {**of_run, "iterations": iterations, "evaluations": evaluations}
 
 
 def by_arm(results: Sequence[Result], task: str) -> dict[str, list[Result]]:
@@ -206,7 +210,17 @@ def tables(results: Sequence[Result]) -> dict[str, str]:
         runs, columns = by_arm(results, task), Columns(measures(task), starts=starts(task))
         against = differences_table(runs, TITLES, PAIRS, columns)
         found |= {task: costs_table(runs, TITLES, columns), f"{task}-against": against}
-    return found
+    return {**found, "fetch_later-reversed": courses_table(results, ("reversed", "reversed_earlier"))}
+
+
+def courses_table(results: Sequence[Result], arms: Sequence[str]) -> str:
+    """Held-out success of each run by fresh episodes, of which an iteration has 32."""
+    runs = sorted((each for each in results if each["arm"] in arms), key=lambda each: (each["seed"], each["arm"]))
+    courses = [dict(each["evaluations"]) for each in runs]
+    head = ["fresh episodes", *(f"seed {each['seed']}, {TITLES[each['arm']]}, %" for each in runs)]
+    shown = (4, 8, 12, 16, 20, 24, 32, 48, 80)
+    rows = [[f"{32 * last:,}", *(f"{100 * course[last]:.1f}" for course in courses)] for last in shown]
+    return markdown(head, rows)
 
 
 def main(arguments: Sequence[str] = ()) -> dict[str, float]:
