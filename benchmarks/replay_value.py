@@ -98,8 +98,8 @@ TITLES = {
     "short_first": "on-policy, short tasks first",
     "on_policy_rerun": "on-policy, every call run",
     "replay_earlier": "plain replay, with the rows of an earlier run",
-    "reversed": "the earlier policy alone",
-    "reversed_earlier": "and the earlier rows",
+    "reversed": "reversed reward: the earlier policy alone",
+    "reversed_earlier": "reversed reward: its rows too",
 }
 PAIRS = (
     ("replay", "on_policy"),
