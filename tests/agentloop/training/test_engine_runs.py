@@ -157,8 +157,10 @@ def test_an_engine_on_the_learners_gpu_sleeps_from_the_last_episode_to_the_next_
     tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU, but that handles of memory hold the numbers. What the test server discards is other numbers then."""
-    of_gpu = lambda config, model, **_: serve_options(config, model, shares_gpu=True)  # noqa: E731
-    monkeypatch.setattr("agentloop.training.components.serve_options", of_gpu)
+    monkeypatch.setattr(
+        "agentloop.training.components.serve_options",
+        lambda config, model, **_: serve_options(config, model, shares_gpu=True),
+    )
     monkeypatch.setattr("agentloop.training.policies.engine_publisher.shared_weights", by_value)
     display = SilentDisplay()
     result = train(serving_config(tmp_path, qwen2, checkpoint={"keep_policies": "none"}), display=display)
