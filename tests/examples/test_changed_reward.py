@@ -1,11 +1,15 @@
 """Exported rows get another reward, and are imported with the advantages that it gives them in their group."""
 
+import json
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
 
+from agentloop.environments import Task
+from context.messages import Message
+from examples.fetch_elsewhere import Elsewhere, elsewhere
 from replay.exchange import export_file, import_file
 from tests.fakes.records import Fresh, new_store, sql
 
@@ -28,3 +32,12 @@ def test_rows_are_rewarded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sql(other, "select reward_mean, reward_std, success_rate from groups") == [
         (0.375, pytest.approx(0.41458, abs=1e-5), 0.25)
     ]
+
+
+def test_an_item_is_elsewhere_in_any_container_but_the_named_one() -> None:
+    task = {"item": "cup", "container": "bed"}
+    for placed, named, reward in (("reed", "reed", 1.0), ("bed", "bed", 0.0), ("reed", "bed", 0.0)):
+        said = [f'{{"item": "cup", "container": "{placed}"}}', f'"cup" is in "{named}".']
+        row = {"task_payload": json.dumps(task), "messages": [{"content": content} for content in said]}
+        messages = [Message("tool", said[0]), Message("assistant", said[1])]
+        assert elsewhere(row) == Elsewhere().reward(Task("", task), messages) == reward

@@ -71,12 +71,6 @@ def test_numbers_that_follow_from_the_tokens_are_filled_in(store: ReplayStore) -
     assert (report.inserted, report.duplicates) == (0, 4)
 
 
-def changed(field: str, position: int, value: float) -> tuple[Segment, ...]:
-    values = getattr(SHORT, field).copy()
-    values[position] = value
-    return (Segment(SHORT), Segment(replace(SHORT, **{field: values})))
-
-
 SAMPLED = "must be finite and at most 0 for a sampled token, got"
 VERSION = r"\] must be >= 0 for a sampled token and -1 for others"
 
@@ -95,7 +89,10 @@ VERSION = r"\] must be >= 0 for a sampled token and -1 for others"
     ],
 )
 def test_wrong_token_is_refused(module_store: ReplayStore, field: str, position: int, value: float, said: str) -> None:
-    refuses(module_store, trajectory("a", segments=changed(field, position, value)), said)
+    values = getattr(SHORT, field).copy()
+    values[position] = value
+    segments = (Segment(SHORT), Segment(replace(SHORT, **{field: values})))
+    refuses(module_store, trajectory("a", segments=segments), said)
 
 
 @pytest.mark.parametrize("segments", [(), (Segment(TokenSequence.constant([], 0)),)])

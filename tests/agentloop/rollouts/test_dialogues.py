@@ -68,12 +68,6 @@ def drawn(rng: random.Random) -> tuple[Task, list[str]]:
     return Task("Begin.", payload), [rng.choice(REPLIES[name]) for name in names]
 
 
-def played(kind: str, tasks: Sequence[Task], scripts: Sequence[Sequence[str]], config: RunConfig) -> tuple[Any, Any]:
-    factory = load_environment(f"{FILE}:{kind}", {})
-    actors = scripted_actors(factory, scripts)
-    return actors.generator, list(run_episodes(actors, [factory.labelled(task) for task in tasks], config))
-
-
 def expected(episode: Episode, script: Sequence[str], config: RunConfig, lengths: Sequence[int]) -> Expected:
     """Follow the rules of the environment's methods, without the episode's code.
 
@@ -169,17 +163,18 @@ def check(episode: Episode, prompts: Sequence[str], kind: str, want: Expected) -
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_dialogues_are_what_their_rules_make_of_them(kind: str) -> None:
     """2,100 episodes with calls, user turns, ends from inside, tools of tasks, rewards at each end, and every limit."""
-    rng, stops = random.Random(kind), dict[str, int]()
+    rng, stops, factory = random.Random(kind), dict[str, int](), load_environment(f"{FILE}:{kind}", {})
     for _ in range(7):
         limits = {"max_turns": rng.randint(2, 6), "max_tokens_per_turn": 200}
         config = RunConfig.model_validate({"rollout": limits, "context": {"max_tokens": rng.choice([260, 330, 4000])}})
         pairs, room = [drawn(rng) for _ in range(150)], config.context.max_tokens - 60
         fitting = [(task, script) for task, script in pairs if length(task.messages(), task) < room][:100]
         tasks, scripts = [task for task, _ in fitting], [script for _, script in fitting]
-        generator, episodes = played(kind, tasks, scripts, config)
+        actors = scripted_actors(factory, scripts)
+        episodes = [*run_episodes(actors, [factory.labelled(task) for task in tasks], config)]
         for number, (episode, script) in enumerate(zip(episodes, scripts, strict=True)):
-            want = expected(episode, script, config, generator.lengths[number])
-            check(episode, generator.prompts[number], kind, want)
+            want = expected(episode, script, config, actors.generator.lengths[number])
+            check(episode, actors.generator.prompts[number], kind, want)
             stops[want.stop] = stops.get(want.stop, 0) + 1
     assert min(stops[reason] for reason in ("answered", "ended", "max_turns", "truncated", "context_full")) >= 10
 

@@ -20,7 +20,6 @@ from agentloop.rollouts.hindsight import Hindsight
 from agentloop.rollouts.stored_episodes import StoredEpisodes
 from agentloop.rollouts.trajectories import Collected
 from context.messages import Message, ToolCall, content_hash
-from replay.records import Trajectory
 from replay.store import ReplayStore
 from tests.agentloop.rollouts.collecting import collect
 from tests.fakes.records import add_run
@@ -67,12 +66,6 @@ def lookups(count: int) -> tuple[EnvironmentFactory, list[Task]]:
     factory = load_environment("lookup_chain", {"hops": [3, 3]})
     made = (factory.make_task(random.Random(seed)) for seed in range(1000))
     return factory, [task for task in made if len(wrong_trail(task)) > 3][:count]
-
-
-def new_task(row: Trajectory, found: Collected) -> Task:
-    (payload,) = (task.payload for task in found.tasks if task.hash == row.record.task)
-    opening = [message for message in row.messages if message.author in ("user", "initialization")]
-    return Task(tuple(opening), payload)
 
 
 FETCH_PLACE = f"{ROOT}/examples/fetch_place.py:FetchPlace"
@@ -150,7 +143,9 @@ def test_a_row_is_the_episode_that_its_replies_make_of_its_task(name: str, tmp_p
     for row in found.trajectories:
         place = places[str(row.record.parent)]
         script = scripts[place][-row.record.num_turns :]
-        (episode,) = played(factory, [new_task(row, found)], [script]).trajectories
+        (payload,) = (task.payload for task in found.tasks if task.hash == row.record.task)
+        opening = tuple(message for message in row.messages if message.author in ("user", "initialization"))
+        (episode,) = played(factory, [Task(opening, payload)], [script]).trajectories
         assert episode.record.success and row.record.success
         assert not rows.trajectories[place].record.success
         (ours,), (theirs,) = row.segments, episode.segments
