@@ -36,7 +36,7 @@ answer. `with_signal`: fresh rows whose advantage is not 0; updates leave the ot
 calculator have nothing after `wall`."""
 TITLES = {
     "on_policy": "on-policy, tuned",
-    "on_policy_3": "on-policy, 3 epochs: as many passes of rows as a third on top",
+    "on_policy_3": "on-policy, 3 epochs",
     "replay_instead": "a quarter replayed instead of fresh",
     "replay_on_top": "a third replayed on top",
 }
@@ -53,11 +53,13 @@ def tables(name: str) -> dict[str, str]:
     """Costs of each arm, differences from the controls seed by seed, what a run's parts took, and the tuning."""
     family, results = FAMILIES[name], read(results_of(name))
     runs, given_up, columns = runs_of(results, TITLES), runs_of(results, GIVEN_UP), shown(family)
-    pairs = [(arm, "on_policy") for arm in runs if arm != "on_policy"]
-    pairs += [(arm, "on_policy_3") for arm in ("replay_instead", "replay_on_top")]
+    against = {
+        control: [(arm, control) for arm in runs if arm not in ("on_policy", control)]
+        for control in ("on_policy", "on_policy_3")
+    }
     found = {
         name: costs_table(runs, TITLES, columns),
-        f"{name}-against": differences_table(runs, TITLES, pairs, columns),
+        **{f"{name}-less-{key}": differences_table(runs, TITLES, pairs, columns) for key, pairs in against.items()},
         f"{name}-given-up": costs_table(given_up, GIVEN_UP, columns),
         f"{name}-given-up-against": differences_table(given_up, GIVEN_UP, [("state_values", "on_policy")], columns),
         f"{name}-tuning": tuning_table(results, family),
