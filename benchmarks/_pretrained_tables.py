@@ -37,8 +37,8 @@ calculator have nothing after `wall`."""
 TITLES = {
     "on_policy": "on-policy, tuned",
     "on_policy_3": "on-policy, 3 epochs",
-    "replay_instead": "a quarter replayed instead of fresh",
-    "replay_on_top": "a third replayed on top",
+    "replay_instead": "a quarter instead",
+    "replay_on_top": "a third on top",
 }
 GIVEN_UP = {"on_policy": TITLES["on_policy"], "state_values": "on-policy, with state values"}
 """An arm that is no longer in the package, and what it is compared with."""

@@ -162,7 +162,8 @@ def _points_more(mine: Result, other: Result, of: Callable[[Result], float]) -> 
 
 
 def _text(found: Interval, *, sign: bool = False) -> str:
-    return "{} [{}, {}]".format(*(_number(value, sign) for value in found))
+    median, low, high = (_number(value, sign) for value in found)
+    return median if low == high else f"{median} [{low}, {high}]"
 
 
 def _number(value: float, sign: bool) -> str:
@@ -173,7 +174,8 @@ def _number(value: float, sign: bool) -> str:
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---"] * len(head), *rows])
+    first, *others = (f"| {' | '.join(line)} |\n" for line in [head, *rows])
+    return "".join([first, "|" + "---|" * len(head) + "\n", *others])
 
 
 def with_tables(page: str, found: Mapping[str, str]) -> str:
