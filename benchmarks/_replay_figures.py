@@ -154,7 +154,7 @@ def differences_table(
                 rows.append([titles[arm], titles[control], str(len(found[0])), *cells])
     successes = [f"{title.removesuffix(f' {FIRST:,}')}, points" for title in columns.successes]
     measures = [f"{title.removesuffix(', s')}, %" for title in columns.measures]
-    return markdown(["arm", "less", "pairs", *successes, *measures], rows)
+    return markdown(["arm", "minus", "pairs", *successes, *measures], rows)
 
 
 def _points_more(mine: Result, other: Result, of: Callable[[Result], float]) -> float:
