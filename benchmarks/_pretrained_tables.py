@@ -59,7 +59,7 @@ def tables(name: str) -> dict[str, str]:
     }
     found = {
         name: costs_table(runs, TITLES, columns),
-        **{f"{name}-less-{key}": differences_table(runs, TITLES, pairs, columns) for key, pairs in against.items()},
+        **{f"{name}-against-{key}": differences_table(runs, TITLES, pairs, columns) for key, pairs in against.items()},
         f"{name}-given-up": costs_table(given_up, GIVEN_UP, columns),
         f"{name}-given-up-against": differences_table(given_up, GIVEN_UP, [("state_values", "on_policy")], columns),
         f"{name}-tuning": tuning_table(results, family),
