@@ -110,7 +110,7 @@ class Renderer:
         reply, length = len(before.messages), len(before.written.text)
         tail = Tail(rest.text, self._conversations.find_controls(grown, rest), self._stops)
         as_sampled = tail.begins_with(sampled)
-        placed = self._conversations.find_contents(grown, reply + as_sampled, length, required=reply + 1)
+        placed = self._conversations.find_contents(grown, reply + as_sampled, after=before, required=reply + 1)
         following = passages_of([each for each in placed if each.message > reply])
         passages = [passage.moved(-length) for passage in following]
         said = [each for each in placed if each.message == reply]

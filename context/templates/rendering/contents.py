@@ -15,6 +15,8 @@ from context.tokens.codec import Span
 _ROLES = ("system", "developer", "user", "assistant", "tool", "ipython", "function", "observation")
 """Roles that templates write as they are: some are control tokens of some tokenizers."""
 Row = dict[str, Any]
+_LONG = 32
+"""Characters of a text that nothing else spells by chance."""
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\n*", re.DOTALL)
 
 
@@ -104,18 +106,23 @@ def places_in_turn(text: str, wanted: Sequence[tuple[int, Content]], start: int)
     return found
 
 
+def places_alone(text: str, wanted: Sequence[tuple[int, Content]], start: int) -> dict[int, Span] | None:
+    """As `places_in_turn`; None where the texts of the contents alone do not tell their places.
+
+    A short text, one that a template may leave out, and one that stands there twice may be somebody else's words.
+    """
+    if not all(content.required and len(content.text.strip()) >= _LONG for _, content in wanted):
+        return None
+    found = places_in_turn(text, wanted, start)
+    is_clear = len(found) == len(wanted) and all(text.count(at.cut_from(text), start) == 1 for at in found.values())
+    return found if is_clear else None
+
+
 def forms(text: str) -> Iterator[str]:
-    """The content as templates write it: as it is, stripped, as JSON, as a Python literal."""
-    ways = [(strip, chars) for chars in (None, "\n") for strip in (str.strip, str.lstrip, str.rstrip)]
-    stripped = list(dict.fromkeys([text, *(strip(text, chars) for strip, chars in ways)]))
-    yield from stripped
-    for form in stripped:
-        yield json.dumps(form, ensure_ascii=False)[1:-1]
-    for form in stripped:
-        yield json.dumps(form)[1:-1]
-    for form in stripped:
-        yield repr(form)[1:-1]
-        yield repr(form + "'\"")[1:-4]  # with both quotes in it, Python escapes the single ones
+    """The content as templates write it, without white space at its ends: as it is, as JSON, as a Python literal."""
+    inner = text.strip()
+    yield from (inner, json.dumps(inner, ensure_ascii=False)[1:-1], json.dumps(inner)[1:-1], repr(inner)[1:-1])
+    yield repr(inner + "'\"")[1:-4]  # with both quotes in it, Python escapes the single ones
 
 
 def checked_name(field: str, name: Any) -> str:

@@ -10,7 +10,7 @@ An episode writes every message again at each turn. If a text continues an earli
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from itertools import count
@@ -20,7 +20,16 @@ from context.messages import Change, Message, check_message
 from context.parse import PARSERS
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.hidden_parts import left_out
-from context.templates.rendering.contents import Content, Row, contents, places_in_turn, row, tool_rows, with_thought
+from context.templates.rendering.contents import (
+    Content,
+    Row,
+    contents,
+    places_alone,
+    places_in_turn,
+    row,
+    tool_rows,
+    with_thought,
+)
 from context.templates.rendering.own_controls import find_own_controls, mark_controls
 from context.templates.rendering.reply_end import AsLast
 from context.templates.rendering.token_writer import Passage
@@ -110,29 +119,34 @@ class ConversationWriter:
         """Find the control tokens that the template wrote; with `tail`, only those in this end of the text."""
         messages = rendering.messages if self._takes_thoughts_apart else rendering.given
 
-        def given(change: Change) -> tuple[list[Row], list[Any]]:
-            return [row(each, change, change) for each in messages], tool_rows(rendering.tools, change, change)
-
         def ask_again(change: Change) -> str | None:
-            changed = given(lambda text: change(storable(text)))
-            return None if changed == given(storable) else self._write_again(rendering, *changed)
+            def leaf(text: str) -> str:
+                return change(storable(text))
+
+            rows = tuple(row(each, leaf, leaf) for each in messages)
+            changed = replace(rendering, rows=rows, tools=tool_rows(rendering.tools, leaf, leaf))
+            return None if changed == rendering else self._write_again(changed)
 
         text, tail = rendering.written.text, tail or rendering.written
         before = text[: len(text) - len(tail.text)]
         return find_own_controls(tail, self._codec, ask_again, before=before)
 
     def find_contents(
-        self, rendering: Rendering, first: int = 0, start: int = 0, *, required: int = 0
+        self, rendering: Rendering, first: int = 0, *, after: Rendering | None = None, required: int = 0
     ) -> list[PlacedContent]:
-        """Find the contents from message `first` on, in the text from character `start` on.
+        """Find the contents from message `first` on, in the text behind that of `after`, with which it begins.
 
         Raises RenderError if the template leaves out a content of message `required` or a later message.
         """
         shown = list(enumerate(rendering.messages))[first:]
         wanted = [(number, content) for number, message in shown for content in contents(message)]
-        text, places = find_marked_contents(self._write_with_marks(rendering, first))
-        if text != rendering.written.text:  # a template that looks at how contents begin or end
-            places = places_in_turn(rendering.written.text, wanted, start)
+        text, before = rendering.written.text, None if after is None else after.written
+        start = 0 if before is None else len(before.text)
+        places = places_alone(text, wanted, start)  # of a long conversation: it is not written again
+        if places is None:
+            unmarked, places = find_marked_contents(self._write_with_marks(rendering, first, before))
+            if unmarked != text:  # a template that looks at how contents begin or end
+                places = places_in_turn(text, wanted, start)
         for place, (number, content) in enumerate(wanted):
             role = rendering.messages[number].role
             may_miss = self._allow_hidden and role in ("assistant", "tool")
@@ -142,7 +156,7 @@ class ConversationWriter:
 
     def write_unprompted(self, prompt: Rendering) -> str:
         """The text of a prompt without the beginning of a reply."""
-        return self._write_again(prompt, prompt.rows, prompt.tools, prompted=False)
+        return self._write_again(replace(prompt, prompted=False))
 
     def write_as_last(self, before: Rendering, grown: Rendering) -> AsLast:
         """Make a function that writes as last message the reply to the prompt `before`, as `grown` shows the reply."""
@@ -152,14 +166,15 @@ class ConversationWriter:
         def as_last(thought: str | None) -> str | None:
             last = rows[reply] if thought is None else {**rows[reply], "reasoning_content": thought}
             try:
-                text = self._write_again(grown, (*rows[:reply], last), grown.tools, prompted=False)
+                changed = replace(grown, rows=(*rows[:reply], last), prompted=False)
+                text = self._write_again(changed, before.written)
             except RenderError:
                 return None
             return text.removeprefix(before.written.text)
 
         return as_last
 
-    def _write_with_marks(self, rendering: Rendering, first: int) -> str:
+    def _write_with_marks(self, rendering: Rendering, first: int, before: Written | None) -> str:
         """The text with a numbered mark around each content of the messages from `first` on."""
         numbers = count()
 
@@ -167,11 +182,10 @@ class ConversationWriter:
             return mark_content(storable(text), next(numbers))
 
         rows = (*rendering.rows[:first], *(row(message, mark, storable) for message in rendering.messages[first:]))
-        return self._write_again(rendering, rows, rendering.tools)
+        return self._write_again(replace(rendering, rows=rows), before)
 
-    def _write_again(
-        self, rendering: Rendering, rows: Sequence[Row], tools: Tools, *, prompted: bool | None = None
-    ) -> str:
-        """Write the text of other rows, on the rendering's day. `prompted`: None means as in the rendering."""
-        is_prompted = rendering.prompted if prompted is None else prompted
-        return Written(self._marking.render(rows, tools=tools, generation_prompt=is_prompted, now=rendering.now)).text
+    def _write_again(self, changed: Rendering, before: Written | None = None) -> str:
+        """Write the text of a rendering with other rows or tools. `before`: a text that it may begin with."""
+        prompted, now = changed.prompted, changed.now
+        marked = self._marking.render(changed.rows, tools=changed.tools, generation_prompt=prompted, now=now)
+        return Written(marked, before).text

@@ -10,7 +10,8 @@ from context import ContextManager, Message, RenderError, ToolCall, default_auth
 from context.parse import KnownReply
 from context.strategies import ClipToolResults, Linear, LinearThink, SlidingWindow, Strategy
 from context.strategies.protocol import Append, Arrangement, History
-from context.templates.chat_template import LOOKUP
+from context.templates.chat_template import LOOKUP, ChatTemplate
+from context.templates.rendering import conversation_writer
 from context.templates.rendering.conversation_writer import Rendering
 from tests.fakes.real_templates import BUILT_IN, KINDS, REPRESENTATIVE, SIX, real_template, real_templates
 from tests.fakes.template_reference import Subject, subject
@@ -106,16 +107,15 @@ def play(model: Subject, conversation: str, strategy: Strategy) -> int:
 
     sampled: list[int] = []
     natural = True  # every reply of the segment is what the template writes for it
-    before, appended, whole, segments = [*context.prompt_ids], "", 0, 0
+    before, appended, whole = [*context.prompt_ids], "", 0
     for reply, given in turns:
         text, ids = reference.text(watched.view, tools), [*context.prompt_ids]
         assert text is not None
-        if sum(context.rewrites.values()) > segments or not sampled:
+        if ids[: len(before)] != before or not sampled:
             assert ids == reference.ids(text)
             assert not (isinstance(watched.arrangement, Append) and text.startswith(appended)), "a needless segment"
-            segments, whole, natural = sum(context.rewrites.values()), whole + 1, True
+            whole, natural = whole + 1, True
         else:
-            assert ids[: len(before)] == before
             assert reads(reference.ids(text)).endswith(reads(ids[len(before) :]))
             natural = natural and text.startswith(appended)
             if natural:
@@ -151,3 +151,37 @@ def test_prompts_of_real_templates_are_what_transformers_writes_and_reads(name: 
         play(model, conversation, LinearThink())
     for strategy in (SlidingWindow(budget), ClipToolResults(budget, keep_chars=1, marker="~")):
         play(model, "long", strategy)
+
+
+def authors_of(model: Subject, turns: Sequence[tuple[Message, Message]]) -> list[list[tuple[int, int]]]:
+    """The ids and authors of each segment of a conversation, as far as the template shows it."""
+    context = ContextManager(model.renderer, parser := KnownReply(), max_tokens=10**6)
+    context.begin((USER,), (LOOKUP,))
+    for reply, given in turns:
+        parser.message = reply
+        spoken = sampled_all_the_same(model, context.prompt, reply)
+        if not spoken:
+            break
+        context.record_reply(spoken, [-0.25] * len(spoken), policy_version=0)
+        if context.observe([given]) is not None:
+            break
+    segments = [segment.tokens for segment in context.segments()]
+    return [list(zip(tokens.token_ids.tolist(), tokens.authors.tolist(), strict=True)) for tokens in segments]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_long_contents_have_the_authors_that_marks_tell(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made(name, kind)
+    long = [called(n, f"record {n}", f'\n  "{n}" 中文 \\ it\'s {"x" * n}\n' * 4) for n in range(4)]
+    found = authors_of(model, long)
+    monkeypatch.setattr(conversation_writer, "places_alone", lambda *_: None)
+    assert found == authors_of(model, long)
+
+
+def test_a_turn_of_long_contents_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, written, render = made("built_in/hermes", "byte_bpe"), [], ChatTemplate.render
+    turns = [called(n, "pearl", f"record {n}: see the next record, {n + 1}") for n in range(20)]
+    authors_of(model, turns[:1])  # what is asked of a template once
+    monkeypatch.setattr(ChatTemplate, "render", lambda *given, **named: written.append(1) or render(*given, **named))
+    authors_of(model, turns)
+    assert len(written) <= 20 + 2
