@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from context import NOT_SAMPLED, Author, AuthorTable, ContextManager, Message, choose_parser, default_authors
+from context.templates.chat_template import ChatTemplate
 from context.tokens.loss_mask import loss_mask, response_mask
 from tests.fakes import real_templates
 from tests.fakes.families import Family, families, family
@@ -174,3 +175,14 @@ def test_calls_out_of_turn_are_refused() -> None:
     context.record_reply([30, model.end_id], [-1.0, -1.0], policy_version=0)
     with pytest.raises(RuntimeError, match="record_reply must follow begin or observe"):
         context.record_reply([30], [-1.0], policy_version=0)
+
+
+def test_a_long_result_costs_one_rendering_of_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, written, render = family("chatml"), [], ChatTemplate.render
+    context = manager(model)
+    context.begin(START, ())
+    monkeypatch.setattr(ChatTemplate, "render", lambda *given, **named: written.append(1) or render(*given, **named))
+    for number in range(8):
+        context.record_reply(ids := sampled(model, model.call), log_probs(ids), policy_version=0)
+        assert context.observe([model.tool_result(f"{number}: the record of the pearl names the coral")]) is None
+        assert len(written) == number + 1

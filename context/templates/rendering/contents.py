@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from context.authors import MEMORY
 from context.messages import Change, Message, changed, to_template
 from context.parse import NAME
+from context.templates.rendering.written_text import find_marked_contents
 from context.tokens.codec import Span
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "ipython", "function", "observation")
@@ -84,11 +85,27 @@ def first_place(text: str, content: str, start: int = 0) -> Span | None:
     return None
 
 
-def places_in_turn(text: str, wanted: Sequence[tuple[int, Content]], start: int) -> dict[int, Span]:
+def find_places(
+    text: str, wanted: Sequence[tuple[int, Content]], start: int, write_marked: Callable[[], str]
+) -> dict[int, Span]:
     """Find the place of each content; contents are given with the number of their message.
 
-    A content comes after the contents of the message before. The longest content of a message is looked for first, so
-    that a shorter one is not found within it.
+    `write_marked` writes the text again, with numbered marks around the contents. That takes as long as the whole
+    conversation is, so it is left out if each content is long and stands once behind `start`.
+    """
+    if all(content.required and len(content.text.strip()) >= _LONG for _, content in wanted):
+        found = _places_in_turn(text, wanted, start)
+        if len(found) == len(wanted) and all(text.count(at.cut_from(text), start) == 1 for at in found.values()):
+            return found
+    unmarked, found = find_marked_contents(write_marked())
+    # A template that looks at how contents begin or end writes another text around marks.
+    return found if unmarked == text else _places_in_turn(text, wanted, start)
+
+
+def _places_in_turn(text: str, wanted: Sequence[tuple[int, Content]], start: int) -> dict[int, Span]:
+    """The first place of each content, behind the contents of the message before.
+
+    The longest content of a message is looked for first, so that a shorter one is not found within it.
     """
     found: dict[int, Span] = {}
     at = start
@@ -104,18 +121,6 @@ def places_in_turn(text: str, wanted: Sequence[tuple[int, Content]], start: int)
                 taken.append(place)
         at = max((place.end for place in taken), default=at)
     return found
-
-
-def places_alone(text: str, wanted: Sequence[tuple[int, Content]], start: int) -> dict[int, Span] | None:
-    """As `places_in_turn`; None where the texts of the contents alone do not tell their places.
-
-    A short text, one that a template may leave out, and one that stands there twice may be somebody else's words.
-    """
-    if not all(content.required and len(content.text.strip()) >= _LONG for _, content in wanted):
-        return None
-    found = places_in_turn(text, wanted, start)
-    is_clear = len(found) == len(wanted) and all(text.count(at.cut_from(text), start) == 1 for at in found.values())
-    return found if is_clear else None
 
 
 def forms(text: str) -> Iterator[str]:

@@ -20,20 +20,11 @@ from context.messages import Change, Message, check_message
 from context.parse import PARSERS
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.hidden_parts import left_out
-from context.templates.rendering.contents import (
-    Content,
-    Row,
-    contents,
-    places_alone,
-    places_in_turn,
-    row,
-    tool_rows,
-    with_thought,
-)
+from context.templates.rendering.contents import Content, Row, contents, find_places, row, tool_rows, with_thought
 from context.templates.rendering.own_controls import find_own_controls, mark_controls
 from context.templates.rendering.reply_end import AsLast
 from context.templates.rendering.token_writer import Passage
-from context.templates.rendering.written_text import Written, find_marked_contents, mark_content
+from context.templates.rendering.written_text import Written, mark_content
 from context.tokens.codec import Control, Span, TokenCodec
 from context.wording import storable
 
@@ -142,11 +133,7 @@ class ConversationWriter:
         wanted = [(number, content) for number, message in shown for content in contents(message)]
         text, before = rendering.written.text, None if after is None else after.written
         start = 0 if before is None else len(before.text)
-        places = places_alone(text, wanted, start)  # of a long conversation: it is not written again
-        if places is None:
-            unmarked, places = find_marked_contents(self._write_with_marks(rendering, first, before))
-            if unmarked != text:  # a template that looks at how contents begin or end
-                places = places_in_turn(text, wanted, start)
+        places = find_places(text, wanted, start, lambda: self._write_with_marks(rendering, first, before))
         for place, (number, content) in enumerate(wanted):
             role = rendering.messages[number].role
             may_miss = self._allow_hidden and role in ("assistant", "tool")

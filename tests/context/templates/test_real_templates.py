@@ -10,8 +10,8 @@ from context import ContextManager, Message, RenderError, ToolCall, default_auth
 from context.parse import KnownReply
 from context.strategies import ClipToolResults, Linear, LinearThink, SlidingWindow, Strategy
 from context.strategies.protocol import Append, Arrangement, History
-from context.templates.chat_template import LOOKUP, ChatTemplate
-from context.templates.rendering import conversation_writer
+from context.templates.chat_template import LOOKUP
+from context.templates.rendering import contents
 from context.templates.rendering.conversation_writer import Rendering
 from tests.fakes.real_templates import BUILT_IN, KINDS, REPRESENTATIVE, SIX, real_template, real_templates
 from tests.fakes.template_reference import Subject, subject
@@ -24,6 +24,7 @@ CASES = [
     *(pytest.param(row.name, "byte_bpe", marks=SOAK) for row in real_templates() if row.name not in (*SIX, *BUILT_IN)),
     *(pytest.param(one, kind, marks=SOAK) for kind in tokenizer_kinds() for one in REPRESENTATIVE if kind not in KINDS),
 ]
+ECHO = "Twelve is the number of the second record."
 SYSTEM, USER = Message("system", "  Answer in 中文 or 日本語 😀\n", "initialization"), Message("user", "Which code?")
 FEW_SHOT = (SYSTEM, Message("user", "France?"), Message("assistant", "Paris.", "initialization"), USER)
 
@@ -39,13 +40,13 @@ def called(number: int, key: str, result: str, thought: str | None = None) -> tu
 
 
 CONVERSATIONS = {
-    "few-shot": (FEW_SHOT, [said("是 78。😀\n\n好的", "  two spaces\n\n\nthree lines"), said("Twelve.", "12")], ()),
+    "few-shot": (FEW_SHOT, [said("是 78。😀\n\n好的", "  two spaces\n\n\nthree lines"), said(ECHO, ECHO)], ()),
     "calls": (
         (SYSTEM, USER),
         [called(1, '真珠 "pearl"\n\\', '{"值": "é😀"}'), called(2, "coral", "12"), said("It is 78.", "More?")],
         (LOOKUP,),
     ),
-    "long": ((USER,), [called(n, f"record {n}", f"See {n + 1}.\n" * 6) for n in range(6)], (LOOKUP,)),
+    "long": ((USER,), [called(n, f"record {n}", f'See "{n + 1}".\n' * 6) for n in range(6)], (LOOKUP,)),
     "thoughts": (
         (USER,),
         [
@@ -88,8 +89,8 @@ def sampled_all_the_same(model: Subject, prompt: Rendering, reply: Message) -> l
     return ids[: 1 + next((place for place, token in enumerate(ids) if token in model.renderer.stop_ids), -1)]
 
 
-def play(model: Subject, conversation: str, strategy: Strategy) -> int:
-    """Play the conversation and check each prompt; how many of them were transformers' as a whole.
+def play(model: Subject, conversation: str, strategy: Strategy) -> tuple[int, list[list[int]]]:
+    """Play the conversation and check each prompt; how many of them were transformers' as a whole, and the authors.
 
     What was sampled stays as it is: where the template has other words for it, what follows is transformers'.
     """
@@ -100,7 +101,7 @@ def play(model: Subject, conversation: str, strategy: Strategy) -> int:
         context.begin(opening, tools)
     except ValueError:
         assert not reference.shows_all(opening, tools)
-        return 0
+        return 0, []
 
     def reads(ids: Sequence[int]) -> str:
         return reference.decode(ids) if model.lossless else "".join(reference.decode(ids).split())
@@ -135,53 +136,24 @@ def play(model: Subject, conversation: str, strategy: Strategy) -> int:
         if context.observe([given]) is not None:
             assert context.stopped == "context_full" or not reference.shows_all((*watched.view, reply, given), tools)
             break
-    trained = [segment.tokens.token_ids[loss_mask(segment.tokens, default_authors())] for segment in context.segments()]
-    assert [token for ids in trained for token in ids.tolist()] == sampled
-    return whole
+    tokens = [segment.tokens for segment in context.segments()]
+    assert [token for each in tokens for token in each.token_ids[loss_mask(each, default_authors())]] == sampled
+    return whole, [each.authors.tolist() for each in tokens]
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_prompts_of_real_templates_are_what_transformers_writes_and_reads(name: str, kind: str) -> None:
+def test_prompts_of_real_templates_are_what_transformers_writes_and_reads(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = made(name, kind)
     budget = len(model.reference.ids(model.reference.text((USER,), (LOOKUP,)) or "x")) + 150
-    compared = [play(model, conversation, Linear()) for conversation in CONVERSATIONS]
+    played = [play(model, conversation, Linear()) for conversation in CONVERSATIONS]
     if kind == "byte_bpe" and name in (*SIX, *BUILT_IN):
-        assert sum(compared) >= 11
+        assert sum(whole for whole, _ in played) >= 11
     for conversation in CONVERSATIONS:
         play(model, conversation, LinearThink())
     for strategy in (SlidingWindow(budget), ClipToolResults(budget, keep_chars=1, marker="~")):
         play(model, "long", strategy)
-
-
-def authors_of(model: Subject, turns: Sequence[tuple[Message, Message]]) -> list[list[tuple[int, int]]]:
-    """The ids and authors of each segment of a conversation, as far as the template shows it."""
-    context = ContextManager(model.renderer, parser := KnownReply(), max_tokens=10**6)
-    context.begin((USER,), (LOOKUP,))
-    for reply, given in turns:
-        parser.message = reply
-        spoken = sampled_all_the_same(model, context.prompt, reply)
-        if not spoken:
-            break
-        context.record_reply(spoken, [-0.25] * len(spoken), policy_version=0)
-        if context.observe([given]) is not None:
-            break
-    segments = [segment.tokens for segment in context.segments()]
-    return [list(zip(tokens.token_ids.tolist(), tokens.authors.tolist(), strict=True)) for tokens in segments]
-
-
-@pytest.mark.parametrize(("name", "kind"), CASES)
-def test_long_contents_have_the_authors_that_marks_tell(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = made(name, kind)
-    long = [called(n, f"record {n}", f'\n  "{n}" 中文 \\ it\'s {"x" * n}\n' * 4) for n in range(4)]
-    found = authors_of(model, long)
-    monkeypatch.setattr(conversation_writer, "places_alone", lambda *_: None)
-    assert found == authors_of(model, long)
-
-
-def test_a_turn_of_long_contents_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, written, render = made("built_in/hermes", "byte_bpe"), [], ChatTemplate.render
-    turns = [called(n, "pearl", f"record {n}: see the next record, {n + 1}") for n in range(20)]
-    authors_of(model, turns[:1])  # what is asked of a template once
-    monkeypatch.setattr(ChatTemplate, "render", lambda *given, **named: written.append(1) or render(*given, **named))
-    authors_of(model, turns)
-    assert len(written) <= 20 + 2
+    # What is found by its text alone has the authors that marks tell.
+    monkeypatch.setattr(contents, "_LONG", 10**9)
+    assert played == [play(model, conversation, Linear()) for conversation in CONVERSATIONS]
