@@ -14,8 +14,9 @@ from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.train import train
 from tests.docs.blocks import ROOT, tables
 from tests.docs.test_errors_page import nodes, text
-from tests.fakes.batch_rows import row, run_config, segment, tiny_actor, trainer
+from tests.fakes.batch_rows import row, segment
 from tests.fakes.runs import SilentDisplay, rows, small_config
+from tests.fakes.tiny_actors import run_config, tiny_actor, trainer
 
 PAGE = ROOT / "docs" / "reading-a-run.md"
 _TENSORS = ("optimizer/", "weights/")

@@ -18,9 +18,9 @@ from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
 from examples.benchmarks.bfcl import written
 from examples.benchmarks.bfcl_rows import CATEGORIES, DIALOGUES, NO_CALL, known_calls, read_rows
-from tests.fakes.batch_rows import run_config
 from tests.fakes.runs import ROOT
 from tests.fakes.scripted import call, scripted_actors, shown
+from tests.fakes.tiny_actors import run_config
 
 needs_bfcl = pytest.mark.skipif(find_spec("bfcl_eval") is None, reason="bfcl-eval is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs_bfcl]

@@ -10,9 +10,9 @@ import pytest
 from agentloop.environments import load_environment
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
-from tests.fakes.batch_rows import run_config
 from tests.fakes.runs import ROOT
 from tests.fakes.scripted import call, scripted_actors, shown
+from tests.fakes.tiny_actors import run_config
 
 needs_package = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")
 pytestmark = [pytest.mark.slow, needs_package]

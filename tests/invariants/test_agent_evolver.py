@@ -14,7 +14,8 @@ from torch import Tensor
 from agentloop.config import RunConfig
 from agentloop.learning.batch import ScoredBatch
 from agentloop.learning.passes import corrected
-from tests.fakes.batch_rows import gradients, ragged, rescore, run_config, tiny_actor
+from tests.fakes.batch_rows import ragged
+from tests.fakes.tiny_actors import gradients, rescore, run_config, tiny_actor
 
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")

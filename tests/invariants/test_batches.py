@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.batch_rows import ragged, run_config, tiny_actor, trainer
+from tests.fakes.batch_rows import ragged
+from tests.fakes.tiny_actors import run_config, tiny_actor, trainer
 
 
 @pytest.mark.parametrize("algorithm", ["reinforce", "ppo"])

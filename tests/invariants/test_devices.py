@@ -11,8 +11,9 @@ from agentloop.learning.batch import build_batch
 from agentloop.learning.passes import score
 from agentloop.models.actor import Actor
 from agentloop.training.train import train
-from tests.fakes.batch_rows import AUTHORS, gradients, ragged, rescore, run_config, tiny_actor
+from tests.fakes.batch_rows import AUTHORS, ragged
 from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
+from tests.fakes.tiny_actors import gradients, rescore, run_config, tiny_actor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 TOLERANCE = 1e-4

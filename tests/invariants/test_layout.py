@@ -14,8 +14,9 @@ from agentloop.learning.passes import score
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from agentloop.training.train import train
-from tests.fakes.batch_rows import AUTHORS, LOSS, gradients, ragged, rescore, run_config, tiny_actor
+from tests.fakes.batch_rows import AUTHORS, ragged
 from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
+from tests.fakes.tiny_actors import LOSS, gradients, rescore, run_config, tiny_actor
 
 TOLERANCES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
 PLAIN, CHUNKED = 10**9, 0

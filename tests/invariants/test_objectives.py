@@ -17,7 +17,8 @@ from agentloop.learning.passes import corrected
 from agentloop.models.actor import Actor
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay.records import BatchRow
-from tests.fakes.batch_rows import AUTHORS, gradients, ragged, rescore, row, run_config, segment, tiny_actor
+from tests.fakes.batch_rows import AUTHORS, ragged, row, segment
+from tests.fakes.tiny_actors import gradients, rescore, run_config, tiny_actor
 
 WIDE = {"gspo": {"clip_low": 0.9, "clip_high": 9.0}, "gmpo": {"log_ratio_low": 3.0, "log_ratio_high": 3.0}}
 """Old and new weights of these tests are far apart: the usual bounds would clip everything."""

@@ -10,8 +10,9 @@ from typing import Any
 from agentloop.learning.trainer import Trainer
 from replay import make_sampler
 from replay.sampling.draw import RunDraws
-from tests.fakes.batch_rows import LOSS, ragged, run_config, sampled_by, tiny_actor, trainer
+from tests.fakes.batch_rows import ragged
 from tests.fakes.records import Fresh, iterated, request
+from tests.fakes.tiny_actors import LOSS, run_config, sampled_by, tiny_actor, trainer
 
 ROOT = Path(__file__).parents[2]
 LEARNING = tuple(ROOT / "agentloop" / name for name in ("learning", "algorithms", "config"))

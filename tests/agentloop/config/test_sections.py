@@ -19,8 +19,9 @@ from context import Author, ChatTemplate, Message
 from context.strategies import STRATEGIES
 from replay.config import StoredConfig
 from replay.next_batch import as_yaml, changed
-from tests.fakes.batch_rows import gradients, ragged, rescore, run_config, tiny_actor
+from tests.fakes.batch_rows import ragged
 from tests.fakes.runs import ROOT, STRATEGY_OPTIONS, save_qwen2
+from tests.fakes.tiny_actors import gradients, rescore, run_config, tiny_actor
 
 
 def test_strategies_of_the_configuration_are_those_there_are() -> None:

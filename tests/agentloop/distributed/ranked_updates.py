@@ -18,8 +18,9 @@ from agentloop.models.actor import Actor
 from agentloop.models.policy_weights import PolicyWeights, shard
 from agentloop.models.token_log_probs import head
 from replay.records import BatchRow
-from tests.fakes.batch_rows import AUTHORS, LOSS, ragged, run_config, tiny_actor
+from tests.fakes.batch_rows import AUTHORS, ragged
 from tests.fakes.ranks import forked_ranks
+from tests.fakes.tiny_actors import LOSS, run_config, tiny_actor
 
 UPDATES = 6
 FRUGAL = 3

@@ -16,19 +16,8 @@ from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from context.tokens.token_sequence import Segment
 from replay.records import BatchRow
-from tests.fakes.batch_rows import (
-    AUTHORS,
-    batch_row,
-    ragged,
-    rescore,
-    row,
-    run_config,
-    segment,
-    tiny_actor,
-    trainer,
-    weights_of,
-    written_log_probs,
-)
+from tests.fakes.batch_rows import AUTHORS, batch_row, ragged, row, segment
+from tests.fakes.tiny_actors import rescore, run_config, tiny_actor, trainer, weights_of, written_log_probs
 
 
 def ppo(**sections: Any) -> RunConfig:

@@ -17,8 +17,8 @@ from agentloop.config.sections.optimization import OptimizerSection
 from agentloop.learning.optimizer import WeightOptimizer, hidden_matrices, learning_rate
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
-from tests.fakes.batch_rows import tiny_actor
 from tests.fakes.ranks import group_of_one
+from tests.fakes.tiny_actors import tiny_actor
 
 
 @pytest.mark.parametrize(

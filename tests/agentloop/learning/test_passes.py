@@ -16,19 +16,8 @@ from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
 from replay.records import BatchRow
-from tests.fakes.batch_rows import (
-    LOSS,
-    gradients,
-    ragged,
-    rescore,
-    row,
-    run_config,
-    sampled_by,
-    segment,
-    stored_off_by,
-    tiny_actor,
-    written_log_probs,
-)
+from tests.fakes.batch_rows import ragged, row, segment, stored_off_by
+from tests.fakes.tiny_actors import LOSS, gradients, rescore, run_config, sampled_by, tiny_actor, written_log_probs
 
 
 def written_formula(actor: Actor, scored: ScoredBatch, config: RunConfig) -> tuple[float, Tensor]:

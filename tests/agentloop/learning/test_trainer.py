@@ -14,19 +14,8 @@ from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from replay.records import BatchRow
 from replay.storage.staleness import ESS_BY_AGE
-from tests.fakes.batch_rows import (
-    batch_row,
-    ragged,
-    row,
-    run_config,
-    sampled_by,
-    segment,
-    stored_off_by,
-    tiny_actor,
-    trainer,
-    weights_of,
-    with_log_probs,
-)
+from tests.fakes.batch_rows import batch_row, ragged, row, segment, stored_off_by, with_log_probs
+from tests.fakes.tiny_actors import run_config, sampled_by, tiny_actor, trainer, weights_of
 
 CONFIG: dict[str, Any] = {"batch": {"mini_batch": 4}, "run": {"iterations": 10}}
 

@@ -4,7 +4,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from agentloop.errors import UserError
 from agentloop.models.loading import check_positions
-from tests.fakes.batch_rows import VOCABULARY, tiny_actor
+from tests.fakes.batch_rows import VOCABULARY
+from tests.fakes.tiny_actors import tiny_actor
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 0, 0]])
 ATTENTION = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]], dtype=torch.bool)

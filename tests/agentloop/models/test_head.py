@@ -12,7 +12,8 @@ from agentloop.models.actor import Actor
 from agentloop.models.adapters import WithoutAdapters
 from agentloop.models.token_log_probs.head import Head
 from tests.agentloop.models.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE
-from tests.fakes.batch_rows import VOCABULARY, tiny_actor
+from tests.fakes.batch_rows import VOCABULARY
+from tests.fakes.tiny_actors import tiny_actor
 
 PLAIN, CHUNKED = 10**9, 0
 """Most bytes of logits that are made at once."""

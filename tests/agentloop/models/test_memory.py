@@ -11,7 +11,8 @@ from agentloop.errors import UserError
 from agentloop.learning.optimizer import WeightOptimizer
 from agentloop.models.actor import Actor
 from agentloop.models.memory import KeptForBackward, choose_checkpointing, fits, kept_for_backward
-from tests.fakes.batch_rows import ragged, run_config, tiny_actor, trainer
+from tests.fakes.batch_rows import ragged
+from tests.fakes.tiny_actors import run_config, tiny_actor, trainer
 
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

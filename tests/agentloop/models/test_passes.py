@@ -16,7 +16,7 @@ from agentloop.errors import UserError
 from agentloop.models.actor import Actor
 from agentloop.models.backbone_passes import Passes, describe_types
 from tests.agentloop.models.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE
-from tests.fakes.batch_rows import tiny_actor
+from tests.fakes.tiny_actors import tiny_actor
 
 RECOMPUTED = ComputeSection(gradient_checkpointing=True)
 BFLOAT16 = ComputeSection(autocast="bfloat16")

@@ -25,7 +25,7 @@ from agentloop.models import row_attention
 from agentloop.models.actor import Actor
 from agentloop.models.backbone_passes import Passes
 from agentloop.models.row_attention import Laid, knows_rows, packed
-from tests.fakes.batch_rows import SIZES, tiny_actor
+from tests.fakes.tiny_actors import SIZES, tiny_actor
 
 IDS = torch.tensor([[1, 2, 3, 4, 5, 0], [1, 2, 3, 6, 7, 8], [1, 2, 3, 6, 7, 0], [9, 2, 3, 0, 0, 0]])
 THERE = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0]]).bool()

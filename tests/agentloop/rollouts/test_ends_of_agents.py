@@ -20,9 +20,9 @@ from context import Message
 from tests.agentloop.rollouts.collecting import collect
 from tests.fakes.agents import asking
 from tests.fakes.agents.played import ROW, Policy, play
-from tests.fakes.batch_rows import run_config
 from tests.fakes.processes import processes, stat, until
 from tests.fakes.scripted import scripted_actors
+from tests.fakes.tiny_actors import run_config
 
 
 @pytest.mark.parametrize(("agent", "tasks"), [("solve", 1), ("one_of_two", 2)], ids=["at once", "gathered"])

@@ -29,10 +29,11 @@ from agentloop.rollouts.trajectories import Collected
 from context import Message, Segment, TokenSequence
 from replay.records import BatchRow
 from tests.agentloop.rollouts.collecting import collect
-from tests.fakes.batch_rows import AUTHORS, row, run_config, segment, tiny_actor
+from tests.fakes.batch_rows import AUTHORS, row, segment
 from tests.fakes.environments import ENVIRONMENTS, functions
 from tests.fakes.refusals import refusal_of
 from tests.fakes.scripted import LOG_PROB, ScriptedGenerator, call, scripted_actors
+from tests.fakes.tiny_actors import run_config, tiny_actor
 
 FILE = functions.__file__
 

@@ -27,10 +27,11 @@ from replay.locate import newest_run_folder
 from replay.pages.app import create_folder_app
 from replay.pages.views.runs_page import OpenedRuns
 from tests.agentloop.supervised.test_warm_up import trained_text
-from tests.fakes.batch_rows import AUTHORS, segment, tiny_actor
+from tests.fakes.batch_rows import AUTHORS, segment
 from tests.fakes.processes import assert_same_bits
 from tests.fakes.refusals import refusal_of
 from tests.fakes.runs import ROOT, SilentDisplay, small_config
+from tests.fakes.tiny_actors import tiny_actor
 from tests.replay.pages.serving import charts_of, served
 
 DEMONSTRATIONS = ROOT / "examples/demonstrations.jsonl"

@@ -14,20 +14,9 @@ from agentloop.errors import UserError
 from agentloop.learning.batch import build_batch
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from replay.records import BatchRow
-from tests.fakes.batch_rows import (
-    AUTHORS,
-    batch_row,
-    gradients,
-    ragged,
-    rescore,
-    row,
-    run_config,
-    sampled_by,
-    segment,
-    tiny_actor,
-    written_log_probs,
-)
+from tests.fakes.batch_rows import AUTHORS, batch_row, ragged, row, segment
 from tests.fakes.environments import functions
+from tests.fakes.tiny_actors import gradients, rescore, run_config, sampled_by, tiny_actor, written_log_probs
 
 FUNCTIONS = Path(functions.__file__)
 

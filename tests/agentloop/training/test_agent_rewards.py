@@ -15,7 +15,8 @@ from context.tokens.session_nodes import Fork, Node, Place, Status
 from context.tokens.session_segments import segments_of
 from replay.records import BatchRow, Trajectory
 from tests.agentloop.learning.test_passes import written_formula
-from tests.fakes.batch_rows import AUTHORS, LOSS, batch_row, gradients, rescore, row, run_config, segment, tiny_actor
+from tests.fakes.batch_rows import AUTHORS, batch_row, row, segment
+from tests.fakes.tiny_actors import LOSS, gradients, rescore, run_config, tiny_actor
 
 
 def session(name: str, reward: float, scout: float | None, *, seed: int = 0) -> Trajectory:
