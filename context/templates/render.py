@@ -109,8 +109,10 @@ class Renderer:
             return None
         reply, length = len(before.messages), len(before.written.text)
         tail = Tail(rest.text, self._conversations.find_controls(grown, rest), self._stops)
-        as_sampled = tail.begins_with(sampled)
-        placed = self._conversations.find_contents(grown, reply + as_sampled, after=before, required=reply + 1)
+        stop = tail.find_stop_of(sampled)
+        as_sampled = stop is not None
+        start = length if stop is None else length + stop.place.end  # no content of others stands in the reply
+        placed = self._conversations.find_contents(grown, reply + as_sampled, start, required=reply + 1)
         following = passages_of([each for each in placed if each.message > reply])
         passages = [passage.moved(-length) for passage in following]
         said = [each for each in placed if each.message == reply]

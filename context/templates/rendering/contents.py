@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -29,6 +29,16 @@ class Content:
     author: str
     required: bool
     """True: a template that leaves the content out hides what was said."""
+
+
+@dataclass(frozen=True)
+class PlacedContent:
+    """A content with its place in a text."""
+
+    message: int
+    content: Content
+    place: Span | None
+    """None: the content stands nowhere in the text."""
 
 
 def contents(message: Message) -> Iterator[Content]:
@@ -79,27 +89,29 @@ def tool_rows(tools: Sequence[Mapping[str, Any]], leaf: Change, word: Change) ->
 def first_place(text: str, content: str, start: int = 0) -> Span | None:
     """The first place of a content, in any of the forms in which templates write it."""
     for form in forms(content):
-        place = text.find(form, start)
-        if place >= 0:
+        if (place := text.find(form, start)) >= 0:
             return Span(place, place + len(form))
     return None
 
 
-def find_places(
-    text: str, wanted: Sequence[tuple[int, Content]], start: int, write_marked: Callable[[], str]
-) -> dict[int, Span]:
-    """Find the place of each content; contents are given with the number of their message.
+def place_contents(
+    text: str, messages: Sequence[tuple[int, Message]], start: int, write_marked: Callable[[], str]
+) -> list[PlacedContent]:
+    """Find the contents of messages, which are given with their numbers, in the text from character `start` on.
 
     `write_marked` writes the text again, with numbered marks around the contents. That takes as long as the whole
-    conversation is, so it is left out if each content is long and stands once behind `start`.
+    conversation is. It is left out if all contents are required and long, and no message makes a call: a call may
+    have numbers, which are no contents and may spell one.
     """
-    if all(content.required and len(content.text.strip()) >= _LONG for _, content in wanted):
-        found = _places_in_turn(text, wanted, start)
-        if len(found) == len(wanted) and all(text.count(at.cut_from(text), start) == 1 for at in found.values()):
-            return found
-    unmarked, found = find_marked_contents(write_marked())
-    # A template that looks at how contents begin or end writes another text around marks.
-    return found if unmarked == text else _places_in_turn(text, wanted, start)
+    wanted = [(number, content) for number, message in messages for content in contents(message)]
+    is_long = all(content.required and len(content.text.strip()) >= _LONG for _, content in wanted)
+    has_calls = any(message.tool_calls for _, message in messages)
+    found = _places_in_turn(text, wanted, start) if is_long and not has_calls else {}
+    if len(found) < len(wanted):
+        unmarked, found = find_marked_contents(write_marked())
+        if unmarked != text:  # a template that looks at how contents begin or end
+            found = _places_in_turn(text, wanted, start)
+    return [PlacedContent(number, content, found.get(place)) for place, (number, content) in enumerate(wanted)]
 
 
 def _places_in_turn(text: str, wanted: Sequence[tuple[int, Content]], start: int) -> dict[int, Span]:
@@ -123,11 +135,12 @@ def _places_in_turn(text: str, wanted: Sequence[tuple[int, Content]], start: int
     return found
 
 
-def forms(text: str) -> Iterator[str]:
+def forms(text: str) -> Iterable[str]:
     """The content as templates write it, without white space at its ends: as it is, as JSON, as a Python literal."""
     inner = text.strip()
-    yield from (inner, json.dumps(inner, ensure_ascii=False)[1:-1], json.dumps(inner)[1:-1], repr(inner)[1:-1])
-    yield repr(inner + "'\"")[1:-4]  # with both quotes in it, Python escapes the single ones
+    as_json = (json.dumps(inner, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True))
+    # With both quotes in it, Python escapes the single ones.
+    return dict.fromkeys((inner, *as_json, repr(inner)[1:-1], repr(inner + "'\"")[1:-4]))
 
 
 def checked_name(field: str, name: Any) -> str:

@@ -12,7 +12,7 @@ An episode writes every message again at each turn. If a text continues an earli
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
@@ -20,12 +20,12 @@ from context.messages import Change, Message, check_message
 from context.parse import PARSERS
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.hidden_parts import left_out
-from context.templates.rendering.contents import Content, Row, contents, find_places, row, tool_rows, with_thought
+from context.templates.rendering.contents import PlacedContent, Row, place_contents, row, tool_rows, with_thought
 from context.templates.rendering.own_controls import find_own_controls, mark_controls
 from context.templates.rendering.reply_end import AsLast
 from context.templates.rendering.token_writer import Passage
 from context.templates.rendering.written_text import Written, mark_content
-from context.tokens.codec import Control, Span, TokenCodec
+from context.tokens.codec import Control, TokenCodec
 from context.wording import storable
 
 Tools = Sequence[Mapping[str, Any]]
@@ -56,16 +56,6 @@ class Rendering:
         return self.written.text[text.rfind(opening) :] if opening else ""
 
 
-@dataclass(frozen=True)
-class PlacedContent:
-    """A content with its place in a text."""
-
-    message: int
-    content: Content
-    place: Span | None
-    """None: the content stands nowhere in the text."""
-
-
 def passages_of(placed: Sequence[PlacedContent]) -> list[Passage]:
     """The parts of a text that are contents, each by its author."""
     return [Passage(each.place, each.content.author) for each in placed if each.place is not None]
@@ -91,8 +81,7 @@ class ConversationWriter:
         now: datetime | None = None,
         prompted: bool = True,
     ) -> Rendering:
-        """Write the text of a conversation. With `after`, an earlier text of it, the day is that of `after`; else it
-        is `now`."""
+        """Write a conversation's text on the day of `after`, an earlier text of it. Without it the day is `now`."""
         given, now = tuple(messages), (now or datetime.now()) if after is None else after.now
         shown, rows = [], []
         if after is not None and given[: len(after.given)] == after.given:
@@ -123,23 +112,21 @@ class ConversationWriter:
         return find_own_controls(tail, self._codec, ask_again, before=before)
 
     def find_contents(
-        self, rendering: Rendering, first: int = 0, *, after: Rendering | None = None, required: int = 0
+        self, rendering: Rendering, first: int = 0, start: int = 0, *, required: int = 0
     ) -> list[PlacedContent]:
-        """Find the contents from message `first` on, in the text behind that of `after`, with which it begins.
+        """Find the contents from message `first` on, in the text from character `start` on.
 
         Raises RenderError if the template leaves out a content of message `required` or a later message.
         """
         shown = list(enumerate(rendering.messages))[first:]
-        wanted = [(number, content) for number, message in shown for content in contents(message)]
-        text, before = rendering.written.text, None if after is None else after.written
-        start = 0 if before is None else len(before.text)
-        places = find_places(text, wanted, start, lambda: self._write_with_marks(rendering, first, before))
-        for place, (number, content) in enumerate(wanted):
-            role = rendering.messages[number].role
+        write_marked = partial(self._write_with_marks, rendering, first)
+        placed = place_contents(rendering.written.text, shown, start, write_marked)
+        for each in placed:
+            role = rendering.messages[each.message].role
             may_miss = self._allow_hidden and role in ("assistant", "tool")
-            if content.required and number >= required and place not in places and not may_miss:
-                raise RenderError(left_out(number, role))
-        return [PlacedContent(number, content, places.get(place)) for place, (number, content) in enumerate(wanted)]
+            if each.place is None and each.content.required and each.message >= required and not may_miss:
+                raise RenderError(left_out(each.message, role))
+        return placed
 
     def write_unprompted(self, prompt: Rendering) -> str:
         """The text of a prompt without the beginning of a reply."""
@@ -153,15 +140,14 @@ class ConversationWriter:
         def as_last(thought: str | None) -> str | None:
             last = rows[reply] if thought is None else {**rows[reply], "reasoning_content": thought}
             try:
-                changed = replace(grown, rows=(*rows[:reply], last), prompted=False)
-                text = self._write_again(changed, before.written)
+                text = self._write_again(replace(grown, rows=(*rows[:reply], last), prompted=False))
             except RenderError:
                 return None
             return text.removeprefix(before.written.text)
 
         return as_last
 
-    def _write_with_marks(self, rendering: Rendering, first: int, before: Written | None) -> str:
+    def _write_with_marks(self, rendering: Rendering, first: int) -> str:
         """The text with a numbered mark around each content of the messages from `first` on."""
         numbers = count()
 
@@ -169,10 +155,9 @@ class ConversationWriter:
             return mark_content(storable(text), next(numbers))
 
         rows = (*rendering.rows[:first], *(row(message, mark, storable) for message in rendering.messages[first:]))
-        return self._write_again(replace(rendering, rows=rows), before)
+        return self._write_again(replace(rendering, rows=rows))
 
-    def _write_again(self, changed: Rendering, before: Written | None = None) -> str:
-        """Write the text of a rendering with other rows or tools. `before`: a text that it may begin with."""
-        prompted, now = changed.prompted, changed.now
-        marked = self._marking.render(changed.rows, tools=changed.tools, generation_prompt=prompted, now=now)
-        return Written(marked, before).text
+    def _write_again(self, given: Rendering) -> str:
+        """Write the text of a rendering with other rows or tools."""
+        marked = self._marking.render(given.rows, tools=given.tools, generation_prompt=given.prompted, now=given.now)
+        return Written(marked).text

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from context.messages import Message
 from context.templates.chat_template import RenderError
-from context.templates.rendering.conversation_writer import ConversationWriter, PlacedContent, Rendering
+from context.templates.rendering.contents import PlacedContent
+from context.templates.rendering.conversation_writer import ConversationWriter, Rendering
 from context.templates.rendering.token_writer import TokenWriter
 from context.tokens.codec import Control, Span
 from context.wording import shared_opening

@@ -52,10 +52,10 @@ class Tail:
         stop = next(found, None)
         return None if stop is None or (end is not None and stop.place.start > end) else stop
 
-    def begins_with(self, sampled: Sampled) -> bool:
-        """True if the reply is written as it was sampled, except for white space."""
+    def find_stop_of(self, sampled: Sampled) -> Control | None:
+        """The stop token that ends the reply, if the reply is written as it was sampled, except for white space."""
         stop = self.find_stop()
-        return stop is not None and _bare(self.text[: stop.place.start]) == _bare(sampled.text)
+        return stop if stop is not None and _bare(self.text[: stop.place.start]) == _bare(sampled.text) else None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,9 @@ CASES = [
     *(pytest.param(row.name, "byte_bpe", marks=SOAK) for row in real_templates() if row.name not in (*SIX, *BUILT_IN)),
     *(pytest.param(one, kind, marks=SOAK) for kind in tokenizer_kinds() for one in REPRESENTATIVE if kind not in KINDS),
 ]
-ECHO = "Twelve is the number of the second record."
+ARGUMENTS = '{"key": "pearl", "n": 123456789}'
+BY_NUMBER = Message("assistant", "", "initialization", (ToolCall("lookup", {"n": 10**40}, "call00000"),))
+ECHO = 'Twelve is the number of the "second" record.'
 SYSTEM, USER = Message("system", "  Answer in 中文 or 日本語 😀\n", "initialization"), Message("user", "Which code?")
 FEW_SHOT = (SYSTEM, Message("user", "France?"), Message("assistant", "Paris.", "initialization"), USER)
 
@@ -40,7 +42,7 @@ def called(number: int, key: str, result: str, thought: str | None = None) -> tu
 
 
 CONVERSATIONS = {
-    "few-shot": (FEW_SHOT, [said("是 78。😀\n\n好的", "  two spaces\n\n\nthree lines"), said(ECHO, ECHO)], ()),
+    "few-shot": (FEW_SHOT, [said("是 78。😀\n\n好的", "  two spaces\n\n\nthree lines"), said("Twelve.", "12")], ()),
     "calls": (
         (SYSTEM, USER),
         [called(1, '真珠 "pearl"\n\\', '{"值": "é😀"}'), called(2, "coral", "12"), said("It is 78.", "More?")],
@@ -55,6 +57,11 @@ CONVERSATIONS = {
             said("It is 78.", "And the next?", "The record says so."),
             said("It is 79.", "Thanks.", "One more."),
         ],
+        (LOOKUP,),
+    ),
+    "echoes": (
+        (Message("user", ECHO), BY_NUMBER, called(0, "", f'{{"n": {10**40}}}')[1]),
+        [called(123456789, "pearl", ARGUMENTS), said(ECHO, ECHO)],
         (LOOKUP,),
     ),
     "nothing said": ((USER,), [said("", "Again."), said("", "And again.", ""), called(1, "", "x", "")], (LOOKUP,)),
