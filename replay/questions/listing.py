@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from replay.errors import ReplayError
+from replay.errors import DamagedDatabase, ReplayError
 from replay.questions.filters import FIELDS, conditions
 from replay.questions.filters.query import Query, QueryResult, Sort, chosen, run_is, staleness
 from replay.questions.trajectory import NONE, excerpts_of
@@ -152,6 +152,8 @@ def _search_messages(
 def _row_facts(connection: sa.Connection, ids: Sequence[str], age: sa.ColumnElement[int]) -> list[QueryResult]:
     columns = (*_SHOWN, age.label("staleness"))
     found = {row.id: dict(zip(row._fields, row, strict=True)) for row in selected(connection, columns, _rows.id, ids)}
+    if lost := set(ids) - found.keys():
+        raise DamagedDatabase(f"an index that leads to {min(lost)}, which is no row")
     said = excerpts_of(connection, ids)
     labels = labels_of(connection, ids)
     return [{**found[id], "labels": [each.label for each in labels.get(id, ())], **said.get(id, NONE)} for id in ids]

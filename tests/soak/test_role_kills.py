@@ -9,19 +9,20 @@ from tests.fakes.postgres_servers import LocalServer
 from tests.fakes.run_roles import ENGINE_ROLE, LEARNER, Roles, roles_config, running_roles
 from tests.fakes.runs import buffer_of, rows, save_qwen2
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 ROUNDS = 10
 STALENESS = 2
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def server(request: pytest.FixtureRequest) -> LocalServer | None:
-    """None: the database is a file."""
-    return None if request.param == "sqlite" else request.getfixturevalue("own_server")
+def test_a_run_outlives_ten_kills_of_each_role(tmp_path: Path) -> None:
+    outlive_kills(tmp_path, None)
 
 
-@pytest.mark.timeout(1800)
-def test_a_run_outlives_ten_kills_of_each_role(tmp_path: Path, server: LocalServer | None) -> None:
+def test_a_run_outlives_ten_kills_of_each_role_and_of_its_server(tmp_path: Path, own_server: LocalServer) -> None:
+    outlive_kills(tmp_path, own_server)
+
+
+def outlive_kills(tmp_path: Path, server: LocalServer | None) -> None:
     """Each in turn, once more was collected since, with an iteration between the rounds; then up to the end."""
     config = roles_config(
         tmp_path,

@@ -24,7 +24,6 @@ CASES = [
     *(pytest.param(row.name, "byte_bpe", marks=SOAK) for row in real_templates() if row.name not in (*SIX, *BUILT_IN)),
     *(pytest.param(one, kind, marks=SOAK) for kind in tokenizer_kinds() for one in REPRESENTATIVE if kind not in KINDS),
 ]
-ARGUMENTS = '{"key": "pearl", "n": 123456789}'
 BY_NUMBER = Message("assistant", "", "initialization", (ToolCall("lookup", {"n": 10**40}, "call00000"),))
 ECHO = 'Twelve is the number of the "second" record.'
 SYSTEM, USER = Message("system", "  Answer in 中文 or 日本語 😀\n", "initialization"), Message("user", "Which code?")
@@ -61,7 +60,7 @@ CONVERSATIONS = {
     ),
     "echoes": (
         (Message("user", ECHO), BY_NUMBER, called(0, "", f'{{"n": {10**40}}}')[1]),
-        [called(123456789, "pearl", ARGUMENTS), said(ECHO, ECHO)],
+        [called(123456789, "pearl", '{"key": "pearl", "n": 123456789}'), said(ECHO, ECHO)],
         (LOOKUP,),
     ),
     "nothing said": ((USER,), [said("", "Again."), said("", "And again.", ""), called(1, "", "x", "")], (LOOKUP,)),
