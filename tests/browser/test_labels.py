@@ -24,8 +24,7 @@ def test_a_label_is_made_by_keys_and_a_link_is_copied(watch: Callable[[], Watche
         page.keyboard.press("Enter")
         page.locator("#labels", has_text="looked it up first").wait_for()
         page.locator("#labels a", has_text="good").press("Enter")
-        page.locator("table.list").wait_for()
-        page.wait_for_load_state()  # its scripts answer the button
+        page.wait_for_url("**/buffer?*")  # up to its scripts, which answer the button
         assert page.locator("table.list tbody tr").count() == 1
         page.get_by_role("button", name="copy link").press("Enter")
         page.get_by_role("button", name="copied").wait_for()

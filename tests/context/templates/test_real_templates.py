@@ -114,14 +114,15 @@ def play(model: Subject, conversation: str, strategy: Strategy) -> tuple[int, li
 
     sampled: list[int] = []
     natural = True  # every reply of the segment is what the template writes for it
-    before, appended, whole = [*context.prompt_ids], "", 0
+    before, appended, whole, rewrites = [*context.prompt_ids], "", 0, 0
     for reply, given in turns:
         text, ids = reference.text(watched.view, tools), [*context.prompt_ids]
         assert text is not None
         if ids[: len(before)] != before or not sampled:
             assert ids == reference.ids(text)
+            assert sum(context.rewrites.values()) > rewrites or not sampled
             assert not (isinstance(watched.arrangement, Append) and text.startswith(appended)), "a needless segment"
-            whole, natural = whole + 1, True
+            rewrites, whole, natural = sum(context.rewrites.values()), whole + 1, True
         else:
             assert reads(reference.ids(text)).endswith(reads(ids[len(before) :]))
             natural = natural and text.startswith(appended)
