@@ -122,7 +122,7 @@ def play(model: Subject, conversation: str, strategy: Strategy) -> tuple[int, li
             assert ids == reference.ids(text)
             assert sum(context.rewrites.values()) > rewrites or not sampled
             assert not (isinstance(watched.arrangement, Append) and text.startswith(appended)), "a needless segment"
-            rewrites, whole, natural = sum(context.rewrites.values()), whole + 1, True
+            whole, natural = whole + 1, True
         else:
             assert reads(reference.ids(text)).endswith(reads(ids[len(before) :]))
             natural = natural and text.startswith(appended)
@@ -139,6 +139,7 @@ def play(model: Subject, conversation: str, strategy: Strategy) -> tuple[int, li
         context.record_reply(spoken, [-0.25] * len(spoken), policy_version=0)
         sampled += spoken
         before, appended = [*ids, *spoken], text + reference.decode(spoken)
+        rewrites = sum(context.rewrites.values())
         watched.arrangement = None
         if context.observe([given]) is not None:
             assert context.stopped == "context_full" or not reference.shows_all((*watched.view, reply, given), tools)
